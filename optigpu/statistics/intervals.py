@@ -32,7 +32,6 @@ from optigpu.statistics.within import (
     median_bounds,
     median_error,
     sorted_quantile,
-    usual_bounds,
 )
 from optigpu.vocabulary import METRICS, Better
 
@@ -105,17 +104,6 @@ def interval(samples: Samples) -> Bounds | None:
     found = _over_processes(processes) if len(processes) > 1 else _of_process(processes[0])
     least = min(float(process.min()) for process in processes)
     return (max(found[0], 0.0), found[1]) if found and least >= 0 else found
-
-
-def relative_width(requests: Sequence[float]) -> float:
-    """How precisely a process's median is known: the width of median -+ 1.96 standard errors, relative to the median;
-    infinite if there are too few requests to say."""
-    values = np.asarray(requests, dtype=np.float64)
-    median = float(np.median(values)) if len(values) >= FEWEST_REQUESTS else 0.0
-    if not median:
-        return math.inf
-    low, high = usual_bounds(values)
-    return float(high - low) / abs(median)
 
 
 def ratio(numerator: Samples, denominator: Samples) -> tuple[float, Bounds | None]:

@@ -35,6 +35,12 @@ _REACH = 0.42
 """Beyond the quantiles 0.5 +- 0.42 the sorted requests are too few, and the interval goes on in a straight line."""
 _TERMS = 64
 
+FURTHER = 3.0
+"""How many times the requests so far may be foreseen."""
+FEWEST_APART = 15
+"""Requests that a process ends with at least, those that resemble each other counting as one."""
+_FEWEST_COSINES, _MOST_COSINES = 4, 32
+
 
 def freedom_of(count: int) -> int:
     """The number of cosine transforms for so many requests: few, so that each is slower than their correlation."""
@@ -55,9 +61,26 @@ def median_error(values: Array) -> Array:
     return np.asarray((high - low) / 2)
 
 
-def usual_bounds(values: Array, deviations: float = 1.96) -> tuple[Array, Array]:
-    """The median -+ so many standard errors: as wide as an interval would be if the error were known exactly."""
-    return _quantiles_around(values, deviations * share_error(values, max(4, freedom_of(values.shape[-1]))))
+def enough_for(values: Array, width: float) -> tuple[Array, NDArray[np.bool_]]:
+    """How many requests [...] a process that gave `values` [..., n] needs until median -+ 1.96 standard errors are as
+    wide as `width`, relative to the median; n to FURTHER n. And whether it ends with so many, or is looked at again.
+
+    Whoever ends at the first narrow interval ends where it is narrow by chance. Here an interval says when to end, and
+    what comes after it corrects it, as in Stein's two stages (A Two-Sample Test for a Linear Hypothesis Whose Power is
+    Independent of the Variance, 1945). Its error comes from many cosine transforms: it need be steady, where that of a
+    result must be right of slow waves too.
+    """
+    count = values.shape[-1]
+    median = np.abs(np.median(values, axis=-1))
+    if count < FEWEST_REQUESTS:
+        return np.full_like(median, FURTHER * count), np.zeros_like(median, dtype=bool)
+    error = share_error(values, min(max(_FEWEST_COSINES, count // 4), _MOST_COSINES))
+    low, high = _quantiles_around(values, 1.96 * error)
+    found = np.divide(high - low, median, out=np.full_like(median, np.inf), where=median > 0)
+    correlation = neighbour_correlation(values)
+    apart = FEWEST_APART * (1 + correlation) / (1 - correlation)
+    needed = np.maximum(count * (found / width) ** 2, apart)
+    return np.clip(needed, count, FURTHER * count), needed <= FURTHER * count
 
 
 def dependence(values: Array) -> Array:

@@ -78,7 +78,7 @@ def selected(replicate: Replicate) -> Selection:
 def test_a_quiet_machine_costs_the_least_time_alone(tmp_path: Path) -> None:
     with rounds_beside(tmp_path, repeat(QUIET)) as replicate:
         assert len(replicate.rounds) == MIN_S / ROUND_S
-        assert replicate.width < 0.01
+        assert replicate.settled
 
 
 def test_disturbed_rounds_are_measured_again(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_load_that_stays_costs_no_more_than_patience(tmp_path: Path) -> None:
     with rounds_beside(tmp_path, repeat(BUSY)) as replicate:
         assert len(replicate.rounds) == pytest.approx(PATIENCE * MIN_S / ROUND_S, abs=1)
         assert selected(replicate).is_disturbed
-        assert replicate.width < 0.01, "the interval is that of all rounds"
+        assert replicate.settled, "by all rounds"
 
 
 def test_a_job_s_time_is_its_time_whatever_happens(tmp_path: Path) -> None:
@@ -148,6 +148,21 @@ def test_a_lap_is_one_round_of_each_in_turns(tmp_path: Path, monkeypatch: pytest
     taken = len(first.turns[0])
     assert order[: 2 * taken] == [0, 1] * taken
     assert order[2 * taken : 4 * taken] == [1, 0] * taken, "each comes first in every other lap"
+
+
+def test_of_single_processes_who_has_enough_goes_on_with_a_quarter_of_the_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def settle(self: TimedRounds) -> None:
+        self._is_settled = len(self._ended) >= 4 + 2 * self._assignment.variant.index
+
+    monkeypatch.setattr(TimedRounds, "_check", settle)
+    monkeypatch.setattr(rounds, "rest_of", lambda _: 0.0)
+    spec = job("bf16")
+    session, _ = session_with(spec, tmp_path, "well_behaved")
+    first, second = Residents(session, 0).measure(variants_of(spec)).replicates.values()
+    assert [len(turns) for turns in first.turns[4:]] == [5, 5]
+    assert [len(turns) for turns in second.turns[4:]] == [20, 20]
 
 
 def test_one_that_dies_in_a_turn_leaves_the_others_theirs(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def replicate(**changes: Any) -> Replicate:
         samples=samples(latencies),
         rounds=(REQUESTS,) * ROUNDS,
         host_samples=(QUIET,) * ROUNDS,
-        width=0.001,
+        settled=True,
         audit=Audited(samples=samples([0.021, 0.02, 0.022])),
     )
     return replace(made, **changes)

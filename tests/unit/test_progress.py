@@ -208,9 +208,7 @@ def test_the_time_left_is_right_from_half_way_on(clock: Clock, ladder: str, repl
 
 
 @pytest.mark.parametrize("ladder", LADDERS)
-def test_the_time_left_grows_only_with_a_new_fact_and_the_bar_never_goes_back(
-    clock: Clock, ladder: str
-) -> None:
+def test_the_time_left_grows_by_a_third_at_most_and_only_with_a_new_fact(clock: Clock, ladder: str) -> None:
     simulation = Simulation(clock, LADDERS[ladder], 3, jitter=0.3)
     simulation.run()
     fractions = [fraction for _, fraction, _ in simulation.ticks]
@@ -225,6 +223,8 @@ def test_the_time_left_grows_only_with_a_new_fact_and_the_bar_never_goes_back(
         and not any(then <= fact <= now for fact in simulation.facts)
     ]
     assert grew == []
+    told = [left for _, _, left in simulation.ticks if left is not None]
+    assert all(after <= max(MOST_RISE * before, SHORT_S) for before, after in pairwise(told))
 
 
 def test_the_time_limit_counts_from_when_it_is_set(progress: JobProgress, clock: Clock) -> None:
@@ -292,14 +292,6 @@ def test_the_bar_moves_and_something_is_left_however_long_a_part_takes(
     assert left[0] == 15.0
     assert min(left) > 0
     assert all(after <= before for before, after in pairwise(left))
-
-
-@pytest.mark.parametrize("ladder", ["very different", "long meters", "slow to load"])
-def test_the_time_left_never_rises_by_more_than_a_third(clock: Clock, ladder: str) -> None:
-    simulation = Simulation(clock, LADDERS[ladder], 3, jitter=0.3)
-    simulation.run()
-    told = [left for _, _, left in simulation.ticks if left is not None]
-    assert all(after <= max(MOST_RISE * before, SHORT_S) for before, after in pairwise(told))
 
 
 def test_how_far_something_is_comes_once_a_second_and_is_one_span(

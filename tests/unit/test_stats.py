@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from optigpu.documents.result import Measurement, Samples
 from optigpu.statistics.estimates import t_quantile
-from optigpu.statistics.intervals import interval, paired_ratio, ratio, relative_width, summarise, value_of
-from optigpu.statistics.within import FEWEST_FOR_INTERVAL, FEWEST_REQUESTS, dependence, mid_ranks
+from optigpu.statistics.intervals import interval, paired_ratio, ratio, summarise, value_of
+from optigpu.statistics.within import (
+    FEWEST_FOR_INTERVAL,
+    FEWEST_REQUESTS,
+    FURTHER,
+    dependence,
+    enough_for,
+    mid_ranks,
+)
 from optigpu.vocabulary import METRICS
 from tests.known import known
 
@@ -110,15 +117,18 @@ def test_too_few_requests_of_one_process_have_no_interval_and_say_why() -> None:
     assert (enough.freedom, enough.reason) == (2, None)
 
 
-def test_a_process_is_as_precise_as_its_median_is_known() -> None:
-    rng = np.random.default_rng(8)
-    assert relative_width((1.0,) * (FEWEST_REQUESTS - 1)) == math.inf
-    assert relative_width((1.0,) * FEWEST_REQUESTS) == 0
-    widths = [
-        np.mean([relative_width(rng.normal(100, 1, n).tolist()) for _ in range(50)]) for n in (25, 100, 400)
-    ]
-    expected = [2 * 1.96 * math.sqrt(math.pi / 2 / n) / 100 for n in (25, 100, 400)]
-    assert widths == pytest.approx(expected, rel=0.2)
+@pytest.mark.parametrize(("count", "needed", "ends"), [(FEWEST_REQUESTS - 1, 15, False), (24, 24, True)])
+def test_equal_requests_are_enough_as_soon_as_there_are_any(count: int, needed: int, ends: bool) -> None:
+    assert tuple(map(float, enough_for(np.ones(count), 0.01))) == (needed, ends)
+    of_nothing = enough_for(np.zeros(count), 0.01)
+    assert tuple(map(float, of_nothing)) == (FURTHER * count, False)
+
+
+def test_as_many_requests_are_foreseen_as_a_median_needs() -> None:
+    values = np.random.default_rng(8).normal(100, 1, (400, 100))
+    for width in (0.004, 0.005):
+        needed, _ = enough_for(values, width)
+        assert np.median(needed) == pytest.approx(math.pi / 2 * (2 * 1.96 / 100 / width) ** 2, rel=0.1)
 
 
 @given(SAMPLES)

@@ -1,7 +1,6 @@
 """Ratios from turns: what they are exactly, when there is none, and that a restless machine hardly moves them."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -89,61 +88,6 @@ def test_there_is_none_without_a_shared_round_of_turns_and_where_a_sample_is_not
     assert ratio([[[1.0], [0.0, 1.0, 1.0]]], [[[1.0], [1.0]]]) is None
     assert ratio([[[1.0], [1.0]]], [[[1.0], [-1.0, 1.0, 1.0]]]) is None
     assert ratio([[[0.0]], [[3.0]]], [[[1.0]], [[1.0]]], uncounted=(0,)) == pytest.approx(3)
-
-
-@dataclass
-class RestlessMachine:
-    """One that is twice as slow in every other stretch of 30 to 300 ms. Both processes need 4 ms for a request."""
-
-    rng: np.random.Generator
-    now_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._switches = np.cumsum(self.rng.uniform(0.03, 0.3, 200))
-        self._first = int(self.rng.integers(2))
-
-    def requests(self, seconds: float) -> list[float]:
-        """The times of the requests of one turn."""
-        found: list[float] = []
-        while sum(found) < seconds:
-            slow = (int(np.searchsorted(self._switches, self.now_s)) + self._first) % 2
-            found.append(0.004 * (1 + slow) * (1 + 0.01 * float(self.rng.normal())))
-            self.now_s += found[-1]
-        return found
-
-    def sides(self, turn_s: float, turns: int) -> list[list[list[float]]]:
-        """The turns of both processes, which have equally many."""
-        laps = [[self.requests(turn_s), self.requests(turn_s)] for _ in range(turns)]
-        return [list(side) for side in zip(*laps, strict=True)]
-
-
-def deviation(ratios: Sequence[float]) -> float:
-    return float(np.std(np.log(ratios)))
-
-
-def by_turns(rng: np.random.Generator) -> Iterator[float]:
-    """Of equal processes, in turns of 20 ms for 4 s."""
-    for _ in range(200):
-        sides = RestlessMachine(rng).sides(0.02, 100)
-        found = ratio(*([side] for side in sides))
-        assert found is not None
-        yield found
-
-
-def by_medians(rng: np.random.Generator) -> Iterator[float]:
-    """The same in rounds of 0.4 s."""
-    for _ in range(200):
-        medians = [np.median(np.concatenate(side)) for side in RestlessMachine(rng).sides(0.4, 5)]
-        yield float(medians[0] / medians[1])
-
-
-@pytest.mark.slow
-def test_a_restless_machine_moves_the_ratio_of_turns_little() -> None:
-    rng = np.random.default_rng(0)
-    turns, medians = deviation(list(by_turns(rng))), deviation(list(by_medians(rng)))
-    assert medians > 0.05, "two equal processes differ"
-    assert turns < medians / 3
-    assert turns < 0.005
 
 
 def evidence(scale: float, counts: Sequence[int], *, turns: bool = True) -> list[Evidence]:

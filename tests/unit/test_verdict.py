@@ -298,10 +298,6 @@ def test_several_findings_each_have_their_note_and_each_cause_one() -> None:
     assert judged.reason_notes == judged.notes[:2]
 
 
-WIDE = 0.5
-"""The width of one process's interval, of the median: more than any job asks for."""
-
-
 def agreed(low: float, high: float) -> dict[str, MetricSummary]:
     """A primary metric of 100 with this interval over its processes."""
     return {"tokens_per_s": metric("tokens_per_s", 100.0, (low, high))}
@@ -309,17 +305,17 @@ def agreed(low: float, high: float) -> dict[str, MetricSummary]:
 
 def test_a_figure_that_its_processes_agree_on_is_known_whatever_one_of_them_is_by_itself() -> None:
     metrics = agreed(99.9, 100.1)
-    assert verdict(replicate(width=WIDE), metrics=metrics) == Verdict(valid=True)
+    assert verdict(replicate(settled=False), metrics=metrics) == Verdict(valid=True)
 
 
 @pytest.mark.parametrize("metrics", [agreed(98.0, 103.0), {}], ids=["they differ", "no interval"])
 def test_a_figure_is_not_known_where_neither_a_process_nor_all_of_them_say_it_closely_enough(
     metrics: dict[str, MetricSummary],
 ) -> None:
-    judged = verdict(replicate(width=WIDE), metrics=metrics)
+    judged = verdict(replicate(settled=False), metrics=metrics)
     assert judged.warnings == (VerdictWarning.NOT_CONVERGED,)
     (note,) = judged.notes
-    assert "In replicate 3 the median's interval was still wider than 1% of the median" in note
+    assert "In replicate 3 the median's interval was not known to be as narrow as 1% of the median" in note
     assert "warm-up" not in note, "the other cause is not named"
 
 

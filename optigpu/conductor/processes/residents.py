@@ -371,11 +371,10 @@ class Residents(AbstractContextManager["Residents"]):
                 with self._failing_alone(variant):
                     hear(self._started[variant.index], Started, self._session.progress)
 
-    def _take_turns(self, active: list[_Resident]) -> None:
+    def _take_turns(self, residents: Sequence[_Resident]) -> None:
         """Measures laps until each variant has enough rounds or has failed."""
-        while active := [
-            each for each in active if each.variant.index not in self.errors and not each.rounds.are_over
-        ]:
+        active = list(residents)
+        while active := self._going_on(active):
             if len(active) > 1:
                 self._measure_lap(active)
                 # Who comes first changes: nobody's turns are always the later ones of a machine that slows down.
@@ -385,7 +384,19 @@ class Residents(AbstractContextManager["Residents"]):
                 self._session.progress.begin(resident.variant.index, self._number, "measuring")
                 with self._failing_alone(resident.variant):
                     resident.rounds.measure_one(self._session.progress)
-                self._end_rounds([resident])
+
+    def _going_on(self, residents: Sequence[_Resident]) -> list[_Resident]:
+        """Those that need another round. Of a single process each, the ratio of two has an interval by the requests of
+        both, so that turns of either must have the other beside them: whoever has enough goes on until all have."""
+        alive = [each for each in residents if each.variant.index not in self.errors]
+        found = [each for each in alive if not each.rounds.are_over]
+        if found and self._session.replicates == 1:
+            found = [each for each in alive if each.rounds.can_go_on]
+        for resident in alive:
+            if resident not in found:
+                self._session.progress.turn_to(resident.variant.index, self._number)
+                self._session.progress.end_rounds()
+        return found
 
     def _measure_lap(self, residents: Sequence[_Resident]) -> None:
         """One round of each, in turns. What disturbs the lap disturbs them all."""
@@ -404,13 +415,6 @@ class Residents(AbstractContextManager["Residents"]):
         for resident in residents:
             if resident.variant.index not in self.errors:
                 resident.rounds.end(sample)
-        self._end_rounds(residents)
-
-    def _end_rounds(self, residents: Sequence[_Resident]) -> None:
-        for resident in residents:
-            if resident.variant.index not in self.errors and resident.rounds.are_over:
-                self._session.progress.turn_to(resident.variant.index, self._number)
-                self._session.progress.end_rounds()
 
     def _finish(self, resident: _Resident) -> None:
         variant, progress = resident.variant, self._session.progress

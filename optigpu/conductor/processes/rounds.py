@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from optigpu.child.messages import Assignment, Audited, Metered, Ready, Round, RunAudit, RunMeter, RunRound
 from optigpu.conductor.processes.child import Child, ask
 from optigpu.conductor.progress import JobProgress
@@ -19,7 +21,7 @@ from optigpu.documents.load import LoadRun
 from optigpu.hardware.counters import cpu_clock_s, needs_cpu
 from optigpu.job.estimate import AUDIT, SAMPLE
 from optigpu.meters import METERS
-from optigpu.statistics.intervals import relative_width
+from optigpu.statistics.within import enough_for
 from optigpu.vocabulary import METRICS, DeviceKind, ReplicateError
 
 TRIES = 2
@@ -80,9 +82,8 @@ ROUND_S = 0.4
 show it. A request that takes longer is a round by itself."""
 FIRST_ROUNDS = 4
 """The fewest rounds in which the minimum time is spent, so that variants side by side take turns."""
-CHECKED_AGAIN = 1.5
-"""The interval is computed again when there are this many times the requests' seconds of the last time: checking more
-often would stop at the first interval that is narrow by chance."""
+SETTLED_SHARE = 0.25
+"""Of the turns of a round, for a process that has enough: it goes on for the ratios of the others to it."""
 PATIENCE = 2
 """After this many times the minimum time it is asked whether `max_seconds` will give enough clean rounds."""
 AUDIT_REQUESTS, AUDIT_PAIRS, AUDIT_SECONDS = 3, 8, 4.0
@@ -111,9 +112,9 @@ class Replicate:
     rounds: tuple[int, ...]
     # What other processes did on the machine during each round, or during the lap that it is a part of.
     host_samples: tuple[HostSample, ...]
-    # Width of the 95% interval of the primary metric's median, relative to the median, over the rounds that figures
-    # come from.
-    width: float
+    # Whether the rounds that figures come from are as many as the median's interval needed, by what an earlier look at
+    # them foresaw.
+    settled: bool
     # How many requests each turn of each round had: none for a round that was measured by itself. Empty: all were.
     turns: tuple[tuple[int, ...], ...] = ()
     # Seconds of each round without the turns of others; empty: as long as it was watched.
@@ -188,14 +189,15 @@ class TimedRounds:
         self._goal = Goal.of(self._measure, ready.request_s)
         self._spent_s, self._clean_s = 0.0, 0.0
         self._checked_at_s = self._measure.min_seconds
-        self._width = math.inf
+        # Whether the next look is the last one, and whether there was a last one.
+        self._is_foreseen, self._is_settled = False, False
 
     @property
     def are_over(self) -> bool:
         """Whether the median is known as precisely as was asked for, or the time is up."""
         if not self._ended:
             return False
-        return self._width <= self._measure.rel_ci or not self._can_go_on
+        return self._is_settled or not self.can_go_on
 
     def measure_one(self, progress: JobProgress) -> None:
         before = self._monitor.read()
@@ -245,7 +247,7 @@ class TimedRounds:
             samples={name: tuple(values) for name, values in self._collected.items()},
             rounds=tuple(sum(each.turns) for each in ended),
             host_samples=tuple(each.sample for each in ended),
-            width=self._width,
+            settled=self._is_settled,
             turns=tuple(() if each.alone else tuple(each.turns) for each in ended),
             seconds=tuple(each.seconds for each in ended),
             request_s=tuple(self._request_s),
@@ -270,7 +272,8 @@ class TimedRounds:
         return self._measure.max_seconds - self._spent_s
 
     @property
-    def _can_go_on(self) -> bool:
+    def can_go_on(self) -> bool:
+        """Whether there is time for another request."""
         return self._left_s >= self._ready.request_s and len(self._primary) < MOST_REQUESTS
 
     @property
@@ -288,23 +291,26 @@ class TimedRounds:
     def _next(self, round_s: float) -> tuple[float, int]:
         first = max(FIRST_ROUNDS, math.ceil(self._measure.min_seconds / round_s))
         if len(self._ended) >= first:
-            return min(round_s, self._left_s), 1
+            return min(round_s * (SETTLED_SHARE if self._is_settled else 1), self._left_s), 1
         seconds = self._measure.min_seconds / first
         fit = int(round_s / max(self._ready.request_s, 1e-9))
         due = math.ceil((self._goal.requests - len(self._primary)) / (first - len(self._ended)))
         return seconds, max(1, min(due, fit))
 
     def _check(self) -> None:
-        """Computes the interval where there are enough clean rounds, where there never will be, or at the end."""
+        """Looks at the median where there are enough clean rounds, where there never will be, or at the end."""
         basis_s = self._spent_s if self._is_hopeless else self._clean_s
         # Rounding must not make the last of the first rounds one too few.
         is_due = basis_s >= self._checked_at_s * (1 - 1e-9) and len(self._ended) >= FIRST_ROUNDS
-        if is_due or not self._can_go_on:
+        if is_due or not self.can_go_on:
             requests = [sum(each.turns) for each in self._ended]
             samples = [each.sample for each in self._ended]
             counted = select(requests, samples, self._yardstick, self._goal).of(self._primary)
-            self._width = relative_width(counted) if len(counted) >= self._goal.requests else math.inf
-            self._checked_at_s = CHECKED_AGAIN * basis_s
+            if len(counted) >= self._goal.requests:
+                needed, ends = enough_for(np.asarray(counted), self._measure.rel_ci)
+                self._is_settled = bool(needed <= len(counted)) or (is_due and self._is_foreseen)
+                self._is_foreseen = bool(ends)
+                self._checked_at_s = basis_s * float(needed) / len(counted)
 
     def _collect(self, found: Round, most: int) -> None:
         lengths = {len(values) for values in found.samples.values()}

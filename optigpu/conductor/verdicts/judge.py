@@ -182,7 +182,7 @@ def _unsteady(evidence: Sequence[Evidence]) -> str | None:
 
 def _too_wide(rel_ci: float, evidence: Sequence[Evidence], figure: MetricSummary | None) -> str | None:
     """A figure that its processes agree on as closely as was asked for is known, whatever each one is by itself."""
-    numbers = [each.number for each in evidence if not each.replicate.width <= rel_ci]
+    numbers = [each.number for each in evidence if not each.replicate.settled]
     if not numbers:
         return None
     if len(evidence) > 1 and figure is not None and figure.value and figure.ci is not None:
@@ -190,8 +190,8 @@ def _too_wide(rel_ci: float, evidence: Sequence[Evidence], figure: MetricSummary
         if (high - low) / abs(figure.value) <= rel_ci:
             return None
     return (
-        f"In {numbered(numbers)} the median's interval was still wider than {100 * rel_ci:g}% of the median when the "
-        "time was up; raise measure.max_seconds, and limits.timeout_s where it limited the job."
+        f"In {numbered(numbers)} the median's interval was not known to be as narrow as {100 * rel_ci:g}% of the "
+        "median when the time was up; raise measure.max_seconds, and limits.timeout_s where it limited the job."
     )
 
 
