@@ -62,14 +62,15 @@ def headline(rows: Sequence[Row]) -> str | None:
     if not gains:
         return "No variant here has a valid ratio to the baseline."
     gain, best = max(gains, key=lambda each: each[0].ratio)
-    if gain.ratio <= 1:
-        return "Nothing that was measured here is faster than the baseline."
     baseline = next(row for row in rows if row.ended.index == gain.compared_with)
+    shared = "" if best.valid and baseline.valid else f" {DISTURBED}"
+    if gain.ratio <= 1:
+        return f"Nothing that was measured here is faster than the baseline.{shared}"
     interval = f" [{short(gain.ci[0])} to {short(gain.ci[1])}]" if gain.ci else ""
     now, before = ((row.metric("weight_bytes") or {}).get("value") for row in (best, baseline))
     share = f", with {now / before:.0%} of the bytes of its weights" if now and before else ""
-    found = f"{best.label} is {short(gain.ratio)} times as fast as the baseline here{interval}{share}; {_cost(best)}."
-    return found if best.valid and baseline.valid else f"{found} {DISTURBED}"
+    fast = f"{best.label} is {short(gain.ratio)} times as fast as the baseline here{interval}{share}"
+    return f"{fast}; {_cost(best)}.{shared}"
 
 
 def _cost(row: Row) -> str:
