@@ -1,4 +1,4 @@
-"""Ratios from turns: what they are exactly, when there is none, and that a restless machine hardly moves them."""
+"""Ratios from turns: what they are exactly, and when there is none."""
 
 from collections.abc import Sequence
 
