@@ -134,9 +134,7 @@ def test_a_grid_knows_its_values_and_finds_the_nearest(grid: Grid, count: int) -
 
 @TABLES
 @pytest.mark.parametrize("unit", [False, True])
-def test_numbers_are_the_nearest_ones_for_the_scale_that_is_stored(
-    unit: bool, table: tuple[int, ...]
-) -> None:
+def test_numbers_are_the_nearest_for_the_scale_that_is_stored(unit: bool, table: tuple[int, ...]) -> None:
     weight = random(24, 128)
     unit_of = units(weight) if unit else None
     found = quantize_groups(weight, Int4Scheme(64, table=table), unit_of)
@@ -203,11 +201,8 @@ def test_errors_and_numbers_of_uneven_values_are_torch_s_bit_for_bit(table: tupl
         errors = grid.nearest_(groups / scale).mul_(scale).sub_(groups).square_()
         for path in paths():
             assert uneven_numbers(groups, scale, grid.table, path).equal(numbers)
-            assert (
-                uneven_errors(groups, scale, grid.table, path)
-                .view(torch.int32)
-                .equal(errors.view(torch.int32))
-            )
+            found = uneven_errors(groups, scale, grid.table, path)
+            assert found.view(torch.int32).equal(errors.view(torch.int32))
 
 
 @TABLES

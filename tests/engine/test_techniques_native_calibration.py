@@ -241,10 +241,9 @@ def test_more_bytes_go_where_the_divergence_is_largest() -> None:
 def test_no_more_bytes_are_taken_than_were_offered(
     weights: WeightKind, extra: float, expected: set[str]
 ) -> None:
-    base = packed(tiny_model("llama"), NativeDecode(calibration="none", weights=weights))[1]
-    model, notes = packed(
-        tiny_model("llama"), NativeDecode(calibration="none", weights=weights, extra_bytes=extra)
-    )
+    plain = NativeDecode(calibration="none", weights=weights)
+    base = packed(tiny_model("llama"), plain)[1]
+    model, notes = packed(tiny_model("llama"), plain.model_copy(update={"extra_bytes": extra}))
     assert {row["kind"] for row in notes.facts["decode_layers"]} == expected
     least = base.facts["decode_bytes"]
     assert least <= notes.facts["decode_bytes"] <= (1 + extra) * least
