@@ -66,7 +66,16 @@ PRECISIONS: Mapping[str, Precisions] = MappingProxyType(
 PRECISIONS_BY_PARAMETER: Mapping[str, tuple[str, Mapping[object, Precisions]]] = MappingProxyType(
     {
         "int8_hybrid": ("bits", {8: _INT8, 4: _INT4}),
-        "native_decode": ("weights", {"w3k": _NONE, "w4": _INT4, "w4k": _INT4, "w8": _INT8, "bf16": _BF16}),
+        "native_decode": (
+            "weights",
+            {
+                **dict.fromkeys(("w3k", "w5", "w6"), _NONE),
+                "w4": _INT4,
+                "w4k": _INT4,
+                "w8": _INT8,
+                "bf16": _BF16,
+            },
+        ),
         "mixed_precision": ("dtype", {"float16": _FP16, "bfloat16": _BF16}),
         "qlora": ("base", {"nf4": _NF4, "int4": _INT4}),
         "gguf": ("type", {kind: _of_gguf(kind) for kind in get_args(GgufType)}),

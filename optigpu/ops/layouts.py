@@ -31,7 +31,7 @@ DECODE_TILE = 16
 """Outputs that the C++ operator of whole decode steps computes together; kBlockOutputs in interface.h."""
 DECODE_ALIGNMENT = 64
 """Its tensors begin at multiples of this many bytes: a cache line, and the widest load."""
-DECODE_BITS: dict[WeightKind, int] = {"w3k": 3, "w4": 4, "w4k": 4, "w8": 8, "bf16": 16}
+DECODE_BITS: dict[WeightKind, int] = {"w3k": 3, "w4": 4, "w4k": 4, "w5": 5, "w6": 6, "w8": 8, "bf16": 16}
 """Bits of a weight, without its share of a scale."""
 KV_SCALE_BYTES = 4
 """The scale of a token and head in a cache of int8 or int4 keys and values."""

@@ -51,6 +51,7 @@ NATIVE: tuple[dict[str, str | float], ...] = (
     {"weights": "w8", "kv": "int8"},
     {"weights": "bf16"},
     {"weights": "w3k"},
+    {"weights": "w6"},
     {"head": "bf16", "group": 64},
 )
 MEASURED: tuple[tuple[str, ...], ...] = (
@@ -135,7 +136,7 @@ def test_bytes_of_packed_weights_are_counted_exactly(
     assert predicted.stored.bytes == weight_bytes(runtime_of(model, *stack).model)
 
 
-@pytest.mark.parametrize("weights", ["w4", "w3k"])
+@pytest.mark.parametrize("weights", ["w4", "w3k", "w5"])
 def test_extra_bytes_are_predicted_but_for_less_than_a_layer(weights: str) -> None:
     technique = native(weights=weights, extra_bytes=0.1)
     shape = decoder_shape(parse_reference(LLAMA))

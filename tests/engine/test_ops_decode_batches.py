@@ -11,7 +11,7 @@ import torch
 from optigpu.ops.decode.cpu.decoder import CpuDecoder, CpuInstructions, Part
 from optigpu.ops.decode.cpu.packing import pack
 from optigpu.ops.decode.cpu.speculation import GuessingDecoder
-from optigpu.ops.decode.program import CacheKind, Program, WeightKind
+from optigpu.ops.decode.program import WEIGHT_KINDS, CacheKind, Program, WeightKind
 from optigpu.vocabulary import ReplicateError, UnsupportedError
 from tests.breadth import cases, spread
 from tests.engine.random_programs import CONTEXT, LIKE_GPT2, LIKE_LLAMA, random_program, tokens
@@ -105,7 +105,7 @@ def test_sequences_join_wait_and_leave_between_passes(seed: int) -> None:
     """Any texts in any order, prompts in parts beside the steps of others, pages from hand to hand."""
     source = random.Random(seed)
     shape = (LIKE_LLAMA, LIKE_GPT2)[seed % 2]
-    program = random_program(shape, ("w4", "w8", "bf16", "w4k", "w3k")[seed % 5])
+    program = random_program(shape, WEIGHT_KINDS[seed % len(WEIGHT_KINDS)])
     kv: CacheKind = ("bf16", "int8", "int4")[seed // 2 % 3]
     alone, slots = Alone(program, kv), source.randint(1, 9)
     decoder = CpuDecoder(program, kv, threads=source.randint(1, 3))

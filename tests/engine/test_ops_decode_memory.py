@@ -28,7 +28,7 @@ from optigpu.ops.decode.cpu.placement import (
     read_by_threads,
     shared_matrices,
 )
-from optigpu.ops.decode.program import GROUPS, Program, WeightKind
+from optigpu.ops.decode.program import GROUPS, WEIGHT_KINDS, Program, WeightKind
 from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
 from optigpu.ops.layouts import decode_bytes
@@ -37,7 +37,6 @@ from tests.breadth import spread
 from tests.engine.random_programs import CONTEXT, LIKE_GPT2, LIKE_LLAMA, Shape, random_program, tokens
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-KINDS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k", "w8", "bf16")
 SHAPES = ((1, 32), (16, 96), (17, 64), (40, 128))
 
 
@@ -72,7 +71,7 @@ def test_it_stands_for_what_was_quantized(shape: tuple[int, int], group: int) ->
     assert unpack(pack(weight, None, "bf16", group)).equal(weight.bfloat16().float())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WEIGHT_KINDS)
 def test_a_matrix_is_packed_in_strips_as_it_would_be_at_once(
     kind: WeightKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +86,7 @@ def test_a_matrix_is_packed_in_strips_as_it_would_be_at_once(
     assert squared_errors(weight, kind, 32).equal(errors)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WEIGHT_KINDS)
 def test_errors_are_those_of_the_weights_that_it_stands_for(kind: WeightKind) -> None:
     weight = weights(19, 96)
     apart = (unpack(pack(weight, None, kind, 32)) - weight).square()
@@ -99,7 +98,7 @@ def test_errors_are_those_of_the_weights_that_it_stands_for(kind: WeightKind) ->
 def test_weights_come_in_any_floating_point_and_in_any_order(dtype: torch.dtype) -> None:
     """Those of a Conv1D are the other way round in memory."""
     weight = weights(64, 24).to(dtype).T
-    for kind in KINDS:
+    for kind in WEIGHT_KINDS:
         expected = pack(weight.float().contiguous(), None, kind, 32)
         found = pack(weight, None, kind, 32)
         assert found.numbers.equal(expected.numbers)
@@ -138,7 +137,7 @@ def test_eight_bits_reach_127_and_never_more(group: int) -> None:
         assert bool(unpack(matrix).isfinite().all())
 
 
-@pytest.mark.parametrize(("kind", "shape"), spread(KINDS, [(shape,) for shape in SHAPES], by_default=5))
+@pytest.mark.parametrize(("kind", "shape"), spread(WEIGHT_KINDS, [(s,) for s in SHAPES], by_default=5))
 def test_a_matrix_takes_of_an_arena_what_was_said(kind: WeightKind, shape: tuple[int, int]) -> None:
     arena = Arena(decode_bytes(*shape, DeviceKind.CPU, kind=kind, group=32) + ALIGNMENT)
     matrix = pack(weights(*shape), None, kind, 32, arena)

@@ -16,7 +16,7 @@ from optigpu.ops.decode.cuda.packing import (
     stacked,
     unpack_from_cuda,
 )
-from optigpu.ops.decode.program import UNEVEN, WeightKind
+from optigpu.ops.decode.program import FEW_BITS, WEIGHT_KINDS, WeightKind
 from optigpu.ops.layouts import decode_bytes
 from optigpu.vocabulary import DeviceKind
 from tests.breadth import cases
@@ -45,7 +45,7 @@ def test_the_operators_are_right_where_they_are_interpreted(names: str) -> None:
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("kind", ["w3k", "w4", "w4k", "w8", "bf16"])
+@pytest.mark.parametrize("kind", WEIGHT_KINDS)
 def test_packed_numbers_are_those_of_the_cpu(kind: WeightKind, group: int) -> None:
     weight = torch.randn(37, 256, generator=torch.Generator().manual_seed(group))
     weight[3] = 0
@@ -68,7 +68,7 @@ def test_matrices_of_a_kind_that_follow_each_other_are_joined() -> None:
     assert whole.bias is not None
     assert whole.bias.tolist() == [0] * 8 + [1] * 3
     assert len(joined([first, pack_for_cuda(weights[1], None, "w4", 32), third])) == 3
-    for kind in UNEVEN:
+    for kind in FEW_BITS:
         parts = [pack_for_cuda(weight, None, kind, 32) for weight in weights]
         (whole,) = joined(parts)
         assert torch.equal(unpack_from_cuda(whole), torch.cat([unpack_from_cuda(each) for each in parts]))

@@ -4,6 +4,7 @@ import copy
 import json
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -294,6 +295,13 @@ def test_what_is_left_goes_to_the_head_then_the_first_block_then_the_most_sensit
     assert bits_of(candidates, 160) == [8, 16, 8, 8]
     assert bits_of(candidates, 180) == [8, 16, 8, 16]
     assert bits_of(candidates, 10**6) == [8, 16, 16, 16]
+
+
+def test_where_gains_are_known_the_step_that_gains_the_most_for_each_byte_comes_first() -> None:
+    gains = {"a": (8.0, 1.0), "b": (3.0, 2.0)}
+    candidates = [replace(candidate(path, Stage.REST, 10, 20, 40), gains=gains[path]) for path in gains]
+    budgets = (29, 30, 40, 60, 80)
+    assert [bits_of(candidates, budget) for budget in budgets] == [[4, 4], [8, 4], [8, 8], [8, 16], [16, 16]]
 
 
 def test_a_budget_is_kept_and_what_is_left_is_too_little_for_any_layer() -> None:

@@ -17,7 +17,7 @@ from optigpu.models.reference import parse_reference
 from optigpu.ops.decode.cpu.decoder import CpuDecoder, best_instruction_set
 from optigpu.ops.decode.cpu.packing import ROWS, pack, unpack
 from optigpu.ops.decode.cuda.packing import joined, pack_for_cuda, unpack_from_cuda
-from optigpu.ops.decode.program import CacheKind, Program, WeightKind
+from optigpu.ops.decode.program import WEIGHT_KINDS, CacheKind, Program, WeightKind
 from optigpu.ops.layouts import decode_bytes
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.base import Technique
@@ -35,8 +35,7 @@ from tests.engine.image_models import asked_to_pass, prefill_runtime
 from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtime_of, tiny_model
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
-KINDS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k", "w8", "bf16")
-FAMILIES_AND_KINDS = pytest.mark.parametrize(("family", "kind"), spread(FAMILIES, KINDS, by_default=4))
+FAMILIES_AND_KINDS = pytest.mark.parametrize(("family", "kind"), spread(FAMILIES, WEIGHT_KINDS, by_default=4))
 PLAIN = NativeDecode(calibration="none")
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
 POSITIONS = {"gpt2": "transformer.wpe", "opt": "model.decoder.embed_positions"}
@@ -49,7 +48,7 @@ def bits_per_weight(places: Sequence[Any], kind: WeightKind, group: int) -> floa
         return 16
     shapes = [weight_of(place.layer).shape for place in places]
     units = 16 * sum(outputs for outputs, _ in shapes) / sum(outputs * inputs for outputs, inputs in shapes)
-    return {"w3k": 3, "w4": 4, "w4k": 4, "w8": 8}[kind] + 8 / group + float(units)
+    return int(kind[1]) + 8 / group + float(units)
 
 
 def finer_bytes_of(model: Any) -> int:
@@ -79,7 +78,7 @@ def test_every_linear_layer_is_packed(family: str) -> None:
     assert_needs_hook(PLAIN, "modules", claim)
 
 
-TABLES: dict[WeightKind, WeightKind] = {"w3k": "w8", "w4": "w8", "w4k": "w8", "w8": "w8", "bf16": "bf16"}
+TABLES: dict[WeightKind, WeightKind] = {kind: "bf16" if kind == "bf16" else "w8" for kind in WEIGHT_KINDS}
 """How tables are stored that are only looked up, by the kind of the weights."""
 
 
@@ -95,7 +94,7 @@ def test_a_tied_embedding_is_the_head_and_another_is_packed_for_itself(family: s
     assert model.get_input_embeddings().weight.equal(unpack(program.embedding))
 
 
-@pytest.mark.parametrize(("kind", "group"), spread(KINDS, [32, 64, 128], by_default=5))
+@pytest.mark.parametrize(("kind", "group"), spread(WEIGHT_KINDS, [32, 64, 128], by_default=5))
 def test_weights_and_group_are_what_was_asked_for(kind: WeightKind, group: Any) -> None:
     model, notes = packed(
         configured("llama", **WIDE), NativeDecode(calibration="none", weights=kind, group=group)
@@ -221,11 +220,11 @@ def test_check_knows_the_family_the_groups_the_cache_and_the_compiler() -> None:
 
 
 def test_extra_bytes_for_what_has_no_finer_kind_are_refused() -> None:
-    with pytest.raises(ValidationError, match="leave it out, or set weights to one of these"):
+    with pytest.raises(ValidationError, match="leave it out, or set weights to w3k, w4"):
         NativeDecode(extra_bytes=0.1, weights="w8")
 
 
-@pytest.mark.parametrize("kinds", [("w4", "w4", "w4"), ("w4", "w8", "bf16"), ("w3k", "w3k", "w4k")])
+@pytest.mark.parametrize("kinds", [("w4", "w4", "w4"), ("w4", "w8", "bf16"), ("w5", "w5", "w6")])
 def test_layers_hold_their_parts_of_joined_matrices(kinds: tuple[WeightKind, ...]) -> None:
     weights = [torch.randn(outputs, 64) for outputs in (24, 8, 8)]
     biases = [None, torch.ones(8), None]

@@ -13,7 +13,7 @@ from optigpu.backends.torch.device import CpuClock
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.storages import storage_of, storages
 from optigpu.ops.decode.cpu.packing import unpack
-from optigpu.ops.decode.program import CacheKind, WeightKind
+from optigpu.ops.decode.program import WEIGHT_KINDS, CacheKind, WeightKind
 from optigpu.surgery.places import linear_places
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.decoding.native_decode import NativeDecode
@@ -189,7 +189,7 @@ def alone(loop: Any, ids: list[int], new_tokens: int) -> list[int]:
 # ---- Sequences that join and leave.
 @pytest.mark.parametrize(
     ("family", "weights", "kv"),
-    spread(SERVED, ["w3k", "w4", "w4k", "w8", "bf16"], ["bf16", "int8", "int4"], by_default=len(SERVED)),
+    spread(SERVED, WEIGHT_KINDS, ["bf16", "int8", "int4"], by_default=len(SERVED)),
 )
 def test_a_sequence_is_what_it_is_alone(family: str, weights: WeightKind, kv: CacheKind) -> None:
     source = random.Random(family)

@@ -17,7 +17,7 @@ from optigpu.meters.memory import MemoryMeter
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of
 from optigpu.models.loading.load import loaded_facts
 from optigpu.ops.decode.cpu.arena import ALIGNMENT
-from optigpu.ops.decode.program import WeightKind, block_matrices
+from optigpu.ops.decode.program import WEIGHT_KINDS, WeightKind, block_matrices
 from optigpu.roofline.work import decode_step, prefill
 from optigpu.techniques.base import Technique
 from optigpu.techniques.decoding.native_decode import NativeDecode
@@ -143,7 +143,7 @@ class TestBytes:
         assert found.streamed_bytes == self.weights(model) + buffers - tables * WIDTH * 4
         assert found.row_bytes == (WIDTH * 4 if tables else 0)
 
-    @pytest.mark.parametrize("weights", ["w3k", "w4", "w4k", "w8", "bf16"])
+    @pytest.mark.parametrize("weights", WEIGHT_KINDS)
     def test_a_decoders_step_reads_its_packed_weights_and_a_row_of_each_table(
         self, weights: WeightKind
     ) -> None:

@@ -29,6 +29,8 @@ from optigpu.ops.decode.cuda.triton_embedding import embed_call
 from optigpu.ops.decode.cuda.triton_linear import best_of, linear_call
 from optigpu.ops.decode.cuda.triton_steps import choose_call
 from optigpu.ops.decode.program import (
+    FEW_BITS,
+    WEIGHT_KINDS,
     Activation,
     CacheKind,
     FinerRows,
@@ -58,7 +60,6 @@ DIVIDED = LaunchTarget(warps=3, dp4a=False)
 ROUNDING = 1e-6
 """Of float32 sums, in terms of the sum of what is added without its signs."""
 VOCABULARY, SEQUENCES = 150, 2
-KINDS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k", "w8", "bf16")
 CACHES: tuple[CacheKind, ...] = ("bf16", "int8")
 TINY = {
     "llama": Shape(True, 128, 4, 2, 32, 160, VOCABULARY, window=3, activation="silu", biases=False),
@@ -155,7 +156,7 @@ def assert_step_as_reference(
 def steps() -> None:
     """Weights of each kind in blocks of both families, with both caches; then several kinds in one program."""
     of_both: tuple[tuple[WeightKind, CacheKind, CacheKind], ...] = (
-        *(("w3k", "bf16", "int8"), ("w4", "bf16", "int8"), ("w4k", "bf16", "int8")),
+        *((kind, "bf16", "int8") for kind in FEW_BITS),
         *(("w8", "int8", "bf16"), ("bf16", "int8", "bf16")),
     )
     for kind, of_llama, of_gpt2 in of_both:
@@ -175,7 +176,7 @@ def other_steps() -> None:
     mixes: tuple[tuple[WeightKind, ...], ...] = (
         ("w4",),
         ("w8", "w4", "bf16"),
-        ("w8",),
+        ("w6", "w5"),
         ("w4k", "w8"),
         ("w3k",),
     )
@@ -192,7 +193,7 @@ def linear_layers() -> None:
         (2, 192, 70, 64),
         (1, 256, 64, 64),
     ]
-    for (rows, inputs, outputs, group), kind in itertools.product(shapes, KINDS):
+    for (rows, inputs, outputs, group), kind in itertools.product(shapes, WEIGHT_KINDS):
         draw = Draw(inputs + outputs)
         matrix = pack_for_cuda(draw(outputs, inputs), draw(outputs), kind, group)
         x = draw(rows, inputs)
@@ -209,7 +210,7 @@ def linear_layers() -> None:
 
 
 def every_weight() -> None:
-    for kind, group in itertools.product(KINDS, (32, 64)):
+    for kind, group in itertools.product(WEIGHT_KINDS, (32, 64)):
         assert_every_weight(kind, group, torch.device("cpu"))
 
 
@@ -283,7 +284,7 @@ def most_likely() -> None:
     linear_call(x, head, logits, DIVIDED, best=best).run()
     choose_call(best, state).run()
     assert state.not_finite.tolist() == [1, 1, 0]
-    for kind in KINDS[:-1]:
+    for kind in WEIGHT_KINDS[:-1]:
         matrix = pack_for_cuda(draw(90, 64), None, kind, 32)
         linear_call(x, matrix, logits, DIVIDED).run()
         assert not logits[0].isfinite().any()
@@ -297,7 +298,7 @@ def beginnings() -> None:
     state = State(
         torch.tensor([3, 19]), torch.tensor([8, 8]).int(), torch.zeros(2).int(), torch.zeros(2, 9).long()
     )
-    for kind, group in itertools.product(KINDS, (32, 64, 128)):
+    for kind, group in itertools.product(WEIGHT_KINDS, (32, 64, 128)):
         embedding = pack_for_cuda(draw(20, width), None, kind, group)
         finer = FinerRows(torch.tensor([2, 3]), pack_for_cuda(draw(2, width), None, kind, group))
         for table in (embedding, replace(embedding, finer=finer)):
@@ -307,7 +308,7 @@ def beginnings() -> None:
             assert torch.equal(rows_from_cuda(table, torch.tensor([5, 19])), whole[[5, 19]])  # none is finer
             embed_call(state, table, places, None, x := torch.empty(2, width)).run()
             assert torch.equal(x, rows)
-            for positions_kind in KINDS:
+            for positions_kind in WEIGHT_KINDS:
                 positions = pack_for_cuda(draw(9, width), None, positions_kind, 64)
                 embed_call(state, table, places, positions, x).run()
                 assert torch.equal(x, rows + unpack_from_cuda(positions)[8])
@@ -369,7 +370,7 @@ def assert_attends(
 
 def prefills() -> None:
     for index, family in enumerate((*TINY, *map(str, SEEDS))):
-        assert_prefills(family, KINDS[1:][index % 4], CACHES[index % 2])
+        assert_prefills(family, WEIGHT_KINDS[1:][index % 6], CACHES[index % 2])
 
 
 def assert_prefills(family: str, kind: WeightKind, kv: CacheKind) -> None:

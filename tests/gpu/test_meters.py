@@ -20,6 +20,7 @@ from optigpu.meters.energy import EnergyMeter
 from optigpu.meters.gpu_utilization import GpuUtilizationMeter
 from optigpu.meters.memory import MemoryMeter
 from optigpu.meters.profile import ProfileMeter
+from optigpu.ops.decode.program import WEIGHT_KINDS
 from optigpu.techniques.base import Technique
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.vocabulary import DeviceKind, Task
@@ -124,9 +125,7 @@ def test_nothing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ok = {result.check.name for result in outcome.results if result.status is CheckStatus.OK}
     assert {
         "unmodified model",
-        "decode_step_w3k",
-        "decode_step_w4",
-        "decode_step_w4k",
+        *(f"decode_step_{kind}" for kind in WEIGHT_KINDS),
         "cuda_graphs",
         "cpu_offload",
         "native_decode",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from optigpu.ops.decode.program import CacheKind, WeightKind
+from optigpu.ops.decode.program import WEIGHT_KINDS, CacheKind, WeightKind
 
 if TYPE_CHECKING:
     from optigpu.ops.decode.cuda.decoder import CudaDecoder
@@ -19,8 +19,8 @@ FIRST = pytest.mark.gpu_first
 @pytest.mark.parametrize(
     "kinds",
     [
-        *(pytest.param((kind,), marks=FIRST) for kind in ("w4", "w8", "bf16")),
-        *(("w3k",), ("w4k",), ("w8", "w4", "w4", "bf16", "w4"), ("w3k", "w4k")),
+        *(pytest.param((kind,), marks=FIRST) for kind in WEIGHT_KINDS),
+        *(("w8", "w4", "w4", "bf16", "w4"), ("w3k", "w4k")),
     ],
     ids="+".join,
 )
@@ -32,7 +32,7 @@ def test_steps_are_the_references(family: str, kinds: tuple[WeightKind, ...], kv
 
 
 @FIRST
-@pytest.mark.parametrize("kind", ["w3k", "w4", "w4k", "w8", "bf16"])
+@pytest.mark.parametrize("kind", WEIGHT_KINDS)
 def test_each_weight_is_the_unpacked_one_bit_by_bit(kind: WeightKind) -> None:
     from tests.engine.triton_decode import assert_every_weight
 

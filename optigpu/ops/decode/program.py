@@ -18,17 +18,18 @@ q @ k, score_cap)) @ v; `sinks` stand beside the scores of each row, with values
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
     import torch
 
 RotaryTable: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
 """Cosines and sines, float32 [length, rotary_size / 2] each."""
-WeightKind = Literal["w3k", "w4", "w4k", "w8", "bf16"]
-"""How a matrix is stored: numbers of 3, 4 or 8 bits in groups of inputs that share a scale, or bfloat16.
-The values of w4 are evenly spaced; those of w3k and w4k are uneven (four_bits/scheme.py)."""
-FEW_BITS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k")
+WeightKind = Literal["w3k", "w4", "w4k", "w5", "w6", "w8", "bf16"]
+"""How a matrix is stored: numbers of 3 to 6 or 8 bits in groups of inputs that share a scale, or bfloat16.
+The values of w3k and w4k are uneven (four_bits/scheme.py); those of the others are evenly spaced."""
+WEIGHT_KINDS: tuple[WeightKind, ...] = get_args(WeightKind)
+FEW_BITS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k", "w5", "w6")
 """The kinds whose errors calibration has make up for each other."""
 UNEVEN: tuple[WeightKind, ...] = ("w3k", "w4k")
 CacheKind = Literal["bf16", "int8", "int4"]

@@ -20,6 +20,7 @@ from optigpu.ops.decode.cpu.packing import pack, unpack
 from optigpu.ops.decode.cuda.decoder import CudaDecoder
 from optigpu.ops.decode.cuda.packing import pack_for_cuda
 from optigpu.ops.decode.program import (
+    WEIGHT_KINDS,
     Block,
     CacheKind,
     Expert,
@@ -436,6 +437,5 @@ def _program(shape: Shape, packing: Packing, kind: WeightKind, place: torch.devi
     )
 
 
-KINDS: tuple[WeightKind, ...] = ("w3k", "w4", "w4k", "w8", "bf16")
-KERNELS = {f"decode_step_{kind}": KernelCheck(partial(steps, kind)) for kind in KINDS}
+KERNELS = {f"decode_step_{kind}": KernelCheck(partial(steps, kind)) for kind in WEIGHT_KINDS}
 KERNELS["decode_prompt"] = KernelCheck(prompts)

@@ -114,7 +114,7 @@ static void give_strip(const Compensated& all, int64_t first, const Held& held) 
   for (int64_t at = 0; at < all.inputs * kStrip; at += kLanes) {
     const Vector value = load(held.value + at);
     if (all.values.count == 0) {
-      store(held.value + at, value - filled(kEvenLeast));
+      store(held.value + at, value - all.least);
     } else {
       const Vector scale = load(held.scale + at / kStrip / all.size * kStrip + at % kStrip);
       store(held.value + at, number(all.values, value - moved_by(all, scale, load(held.unit + at % kStrip))));
@@ -143,20 +143,20 @@ static INLINE Vector stored_scale(Vector scale, Vector unit, Vector odd) {
 
 template <bool kIsEven>
 static INLINE Vector value_of(const Compensated& all, Vector asked, Vector moved) {
-  return kIsEven ? nearest_even(asked) : nearest(all.values, asked - moved) + moved;
+  return kIsEven ? nearest_even(all.least, asked) : nearest(all.values, asked - moved) + moved;
 }
 
 static INLINE Vector absolute(Vector x) { return x < 0 ? -x : x; }
 
 // The scale of evenly spaced values: quantize.py's of "min_max", then better ones by least squares.
 static INLINE Vector even_scale(const Compensated& all, const Strip* left, int v, Vector largest, Vector unit) {
-  const Vector begun = stored_scale<true>(largest / kEvenLeast, unit, Vector{}), step = 1 / begun;
+  const Vector begun = stored_scale<true>(largest / all.least, unit, Vector{}), step = 1 / begun;
   Vector scale = begun, best = begun, least = filled(__builtin_inff());
   for (int64_t tried = 0; tried < all.steps; ++tried) {
     Vector loss{}, shared{}, size{};
     const Vector inverse = 1 / scale;
     for (int64_t input = 0; input < all.size; ++input) {
-      const Vector weight = left[input][v], value = nearest_even(weight * inverse);
+      const Vector weight = left[input][v], value = nearest_even(all.least, weight * inverse);
       const Vector error = absolute((weight - value * scale) * step);
       loss += error * error * error, shared += weight * value, size += value * value;
     }

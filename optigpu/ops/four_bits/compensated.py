@@ -117,6 +117,7 @@ def _by_operator(
         inverse=_inverses(known, scheme.group_size),
         values=grid.table,
         move=grid.move,
+        least=grid.least,
         shares=torch.tensor(UNEVEN_SCALES + tuple(-share for share in UNEVEN_SCALES)) / FURTHEST,
         steps=SCALE_STEPS if scheme.solver == "hqq" else 1,
         rounds=ROUNDS,

@@ -33,7 +33,7 @@ using torch::stable::Tensor;
 #endif
 
 constexpr int64_t kMostValues = 16, kMostInputs = 128, kUnit = 4;
-constexpr float kEvenLeast = -8, kEvenLargest = 7, kLargestScale = 127;
+constexpr float kLargestScale = 127;
 
 // What numbers stand for in ascending order; none are the evenly spaced ones. A value is the first one and the steps
 // up to it: whole numbers, whose sums are exact.
@@ -58,6 +58,7 @@ struct Compensated {
   const float* own;      // [groups, size, size]: the moments of each group's inputs
   const float* inverse;  // [groups, size, size]: the inverses of the upper factor's squares on the diagonal
   Values values;
+  float least;          // of evenly spaced values
   float move;           // what is added to uneven values where a scale is an odd multiple of the unit
   const float* shares;  // [tried]: scales of uneven values, in units of the largest weight
   int64_t tried, steps, rounds;  // steps: of the search for scales of even values; rounds: of improvement
@@ -205,7 +206,7 @@ Number* room_for(Tensor& tensor, int64_t numbers, ScalarType type) {
 
 void round_compensated(const Tensor& weight, const Tensor& unit, const Tensor& moment, const Tensor& factor,
                        const Tensor& own, const Tensor& inverse, const std::optional<Tensor>& values,
-                       int64_t move, const Tensor& shares, int64_t steps, int64_t rounds, Tensor numbers, Tensor scale,
+                       int64_t move, int64_t least, const Tensor& shares, int64_t steps, int64_t rounds, Tensor numbers, Tensor scale,
                        int64_t instruction_set) {
   STD_TORCH_CHECK(weight.dim() == 2 && own.dim() == 3, "few_bits: weights must be [outputs, inputs]");
   const int64_t set = known(instruction_set), size = own.size(1);
@@ -219,7 +220,7 @@ void round_compensated(const Tensor& weight, const Tensor& unit, const Tensor& m
   all.moment = square(moment, all, "moments"), all.factor = square(factor, all, "factors");
   all.own = floats(own, all.inputs * size, "own moments"), all.inverse = floats(inverse, all.inputs * size, "inverses");
   if (values) all.values = values_of(*values);
-  all.move = static_cast<float>(move);
+  all.move = static_cast<float>(move), all.least = static_cast<float>(least);
   all.tried = shares.numel(), all.shares = floats(shares, all.tried, "shares"), all.steps = steps, all.rounds = rounds;
   all.numbers = room_for<uint8_t>(numbers, all.outputs * all.inputs, ScalarType::Byte);
   all.scale = room_for<int8_t>(scale, all.outputs * (all.inputs / size), ScalarType::Char);
@@ -265,7 +266,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(optigpu, library) {
   library.def("uneven_errors(Tensor weight, Tensor scale, Tensor values, int instruction_set=0) -> Tensor");
   library.def("uneven_numbers(Tensor weight, Tensor scale, Tensor values, int instruction_set=0) -> Tensor");
   library.def("round_compensated(Tensor weight, Tensor unit, Tensor moment, Tensor factor, Tensor own, Tensor inverse, "
-              "Tensor? values, int move, Tensor shares, int steps, int rounds, Tensor(a!) numbers, Tensor(b!) scale, "
+              "Tensor? values, int move, int least, Tensor shares, int steps, int rounds, Tensor(a!) numbers, Tensor(b!) scale, "
               "int instruction_set=0) -> ()");
   library.def("add_moment(Tensor(a!) moment, Tensor x) -> ()");
 }

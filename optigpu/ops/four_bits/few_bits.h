@@ -36,10 +36,10 @@ static INLINE Vector number(const Values& values, Vector x) {
 }
 
 // Evenly spaced ones: a sum with kRound has no fraction.
-static INLINE Vector nearest_even(Vector x) {
+static INLINE Vector nearest_even(float least, Vector x) {
   constexpr float kRound = 0x1.8p23f;
-  x = x < kEvenLeast ? filled(kEvenLeast) : x;
-  x = x > kEvenLargest ? filled(kEvenLargest) : x;
+  x = x < least ? filled(least) : x;
+  x = x > -1 - least ? filled(-1 - least) : x;
   return (x + kRound) - kRound;
 }
 

@@ -68,9 +68,10 @@ class Rounding(NamedTuple):
 
     moment: the inputs' second moments, [inputs, inputs]; factor: the transpose of the upper R with R RT = moment; both
     float32, or bfloat16 where `multiplies_bfloat16`. own: the moments of each group's inputs, [groups, size, size];
-    inverse: those of R's squares on the diagonal. values: as in `uneven_errors`, or None for evenly spaced ones; move:
-    what is added to them where a scale is an odd multiple of its unit. shares: the scales that are tried for uneven
-    values, in units of the largest weight. steps: of the search for scales of evenly spaced ones. rounds: of descent.
+    inverse: those of R's squares on the diagonal. values: as in `uneven_errors`, or None for evenly spaced ones from
+    `least` on; move: what is added to them where a scale is an odd multiple of its unit. shares: the scales that are
+    tried for uneven values, in units of the largest weight. steps: of the search for scales of evenly spaced ones.
+    rounds: of descent.
     """
 
     moment: torch.Tensor
@@ -79,6 +80,7 @@ class Rounding(NamedTuple):
     inverse: torch.Tensor
     values: torch.Tensor | None
     move: int
+    least: int
     shares: torch.Tensor
     steps: int
     rounds: int

@@ -4,11 +4,11 @@ import torch
 
 from optigpu.ops.four_bits.few_bits import few_bits_reason, uneven_errors, uneven_numbers
 from optigpu.ops.four_bits.scheme import MOVED, Int4Scheme
-from optigpu.ops.operands import INT4_LARGEST, INT4_LEAST, INT4_ZERO
+from optigpu.ops.operands import INT4_LEAST
 
 
 class Even:
-    """A number less 8.
+    """A number less half of how many there are: `least` is that of 0.
 
     table: the values, float32 and in ascending order, or None for evenly spaced ones; move: what is added to all values
     where a scale is an odd multiple of its unit.
@@ -17,17 +17,20 @@ class Even:
     table = None
     move = 0
 
+    def __init__(self, least: int = INT4_LEAST) -> None:
+        self.least = least
+
     def nearest_(self, x: torch.Tensor) -> torch.Tensor:
         """The nearest values to float32 numbers, in their place."""
-        return x.round_().clamp_(INT4_LEAST, INT4_LARGEST)
+        return x.round_().clamp_(self.least, -1 - self.least)
 
     def numbers(self, values: torch.Tensor) -> torch.Tensor:
         """Of such values, uint8 from 0."""
-        return (values + INT4_ZERO).to(torch.uint8)
+        return (values - self.least).to(torch.uint8)
 
     def values(self, numbers: torch.Tensor) -> torch.Tensor:
         """Of such numbers, float32."""
-        return numbers.float() - INT4_ZERO
+        return numbers.float() + self.least
 
     def parity(self, multiple: torch.Tensor) -> None:
         """1 where a scale is an odd multiple of its unit, else 0, float32; None where that says nothing."""
@@ -39,6 +42,8 @@ class Even:
 
 class Uneven:
     """The values of a table, 16 or 8."""
+
+    least = 0
 
     def __init__(self, table: tuple[int, ...], device: torch.device) -> None:
         self.table = torch.tensor(table, dtype=torch.float32, device=device)
@@ -81,4 +86,4 @@ Grid = Even | Uneven
 
 
 def grid_of(scheme: Int4Scheme, device: torch.device) -> Grid:
-    return Uneven(scheme.table, device) if scheme.table else Even()
+    return Uneven(scheme.table, device) if scheme.table else Even(scheme.least)

@@ -1,7 +1,7 @@
-"""Quantizes weights to 4-bit numbers in groups of inputs that share a scale.
+"""Quantizes weights to numbers of 3 to 6 bits in groups of inputs that share a scale.
 
     weights = quantize_groups(weight, Int4Scheme())
-    weight is about dequantize_groups(weights) = (q - 8) * scale (+ offset), with q from 0 to 15
+    weight is about dequantize_groups(weights) = (q - 8) * scale (+ offset), with q from 0 to 15, of 4 bits
 
 Each group has a bfloat16 scale, and an offset of that type. Where an output has a unit, scales are multiples of it by
 8-bit numbers instead; the numbers are chosen for the scale that is stored.
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from optigpu.ops.four_bits.grid import Uneven
+from optigpu.ops.four_bits.grid import Even, Uneven
 from optigpu.ops.four_bits.scheme import FURTHEST, REACH, Int4Scheme, Int4Weights
 from optigpu.ops.operands import INT4_LARGEST, INT4_LEAST, INT4_ZERO, INT8_LARGEST, is_finite, named
 
@@ -122,9 +122,9 @@ def _quantized(
     if scheme.table:
         return _uneven(w, Uneven(scheme.table, w.device), unit)
     if scheme.symmetric:
-        # The largest weight becomes -8, whatever its sign, so that all sixteen numbers are used: a scale has a sign.
+        # The largest weight becomes the least value, whatever its sign, so that all numbers are used.
         largest = w.gather(1, w.abs().argmax(dim=1, keepdim=True))
-        scales = rounded_scale(largest / INT4_LEAST, unit), w.new_zeros(w.shape[0], 1)
+        scales = rounded_scale(largest / scheme.least, unit), w.new_zeros(w.shape[0], 1)
     else:
         # From the least to the largest weight; the scale makes up for what the offset loses to bfloat16.
         least, most = w.amin(dim=1, keepdim=True), w.amax(dim=1, keepdim=True)
@@ -132,9 +132,10 @@ def _quantized(
         scale = torch.maximum((most - offset) / INT4_LARGEST, (least - offset) / INT4_LEAST)
         scales = rounded_scale(scale, None), offset
     if scheme.solver == "hqq":
-        scales = _solved(w, scales, unit, scheme.symmetric)
+        scales = _solved(w, scales, unit, scheme)
     scale, offset = scales
-    q = (_numbers(w, scale, offset) + INT4_ZERO).to(torch.uint8)
+    grid = Even(scheme.least)
+    q = grid.numbers(grid.nearest_(w.sub(offset).div_(scale)))
     return q, _stored(scale, unit), offset.to(torch.bfloat16)
 
 
@@ -159,17 +160,14 @@ def _uneven(
     return numbers, _stored(best, unit), torch.zeros_like(best, dtype=torch.bfloat16)
 
 
-def _numbers(w: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    return w.sub(offset).div_(scale).round_().clamp_(INT4_LEAST, INT4_LARGEST)
-
-
-def _solved(w: torch.Tensor, scales: Scales, unit: torch.Tensor | None, symmetric: bool) -> Scales:
+def _solved(w: torch.Tensor, scales: Scales, unit: torch.Tensor | None, scheme: Int4Scheme) -> Scales:
     """Alternates between numbers for the scales and scales for the numbers; each group keeps the best that it had."""
     first, best, least = scales[0], scales, torch.full_like(scales[0], torch.inf)
+    grid, symmetric = Even(scheme.least), scheme.symmetric
     steps = SCALE_STEPS if symmetric else OFFSET_STEPS
     for step in range(steps):
         scale, offset = scales
-        q = _numbers(w, scale, offset)
+        q = grid.nearest_(w.sub(offset).div_(scale))
         errors = w.sub(offset).sub_(q * scale).div_(first)
         loss = errors.abs().pow_(JUDGING_NORM).sum(dim=1, keepdim=True)
         better = loss < least

@@ -1,4 +1,4 @@
-"""How 4-bit weights are chosen and stored. Loads no torch: techniques import it before torch is loaded."""
+"""How weights of 3 to 6 bits are chosen and stored. Loads no torch: techniques import it before torch is loaded."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -15,22 +15,29 @@ class Int4Scheme:
     whether there are no offsets. solver: "min_max" takes the scale from a group's extremes; "hqq" then improves it:
     offsets by Half-Quadratic Quantization (Badri and Shaji, 2023, https://mobiusml.github.io/hqq_blog), symmetric
     scales by a search. table: the values that numbers stand for, which need a symmetric scheme; with 8 of
-    them numbers have 3 bits.
+    them numbers have 3 bits. whole_bits: of numbers without a table, 4 to 6; those with offsets have 4.
     """
 
     group_size: int = 32
     symmetric: bool = True
     solver: Literal["min_max", "hqq"] = "hqq"
     table: tuple[int, ...] = ()
+    whole_bits: int = 4
 
     @property
     def bits(self) -> float:
         """Bits for each weight, with its share of the scales and offsets."""
-        return (len(self.table) or 16).bit_length() - 1 + (1 if self.symmetric else 2) * 16 / self.group_size
+        count = len(self.table) or 2**self.whole_bits
+        return count.bit_length() - 1 + (1 if self.symmetric else 2) * 16 / self.group_size
+
+    @property
+    def least(self) -> int:
+        """The least of evenly spaced values; the largest is one less than as far from 0."""
+        return -(1 << self.whole_bits - 1)
 
 
 class Int4Weights(NamedTuple):
-    """q: uint8 [outputs, inner], from 0 to 15; scale: bfloat16 [outputs, groups]; offset: the same, or None.
+    """q: uint8 [outputs, inner], from 0; scale: bfloat16 [outputs, groups]; offset: the same, or None.
 
     Where outputs have units, a scale is an int8 number, from -127 to 127 and not 0, by which the unit is multiplied.
     """

@@ -23,7 +23,7 @@ INSTRUCTIONS = INSTRUCTION_SETS["avx2"]
 CACHES = ("--I1=32768,8,64", "--D1=32768,8,64", "--LL=262144,16,64")
 FAMILIES, KINDS, WHAT = (
     ("gpt2", "llama"),
-    {"w4": 1, "w8": 2, "bf16": 0, "w4k": 3, "w3k": 4},
+    {"w4": 1, "w8": 2, "bf16": 0, "w4k": 3, "w3k": 4, "w5": 5, "w6": 6},
     ("step", "prompt"),
 )
 

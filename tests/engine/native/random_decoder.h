@@ -51,8 +51,8 @@ Matrix matrix(Memory& memory, int64_t kind, int64_t outputs, int64_t inputs, int
   if (kind == kBfloat16Weights) {
     made.numbers = reinterpret_cast<uint8_t*>(memory.bfloat16s(blocks * inputs * 16, 0, 0.2f));
   } else {
-    const int64_t bits = kind == kEightBits ? 8 : kind == kUnevenThreeBits ? 3 : 4;
-    made.numbers = memory.bytes(blocks * inputs * 2 * bits);
+    constexpr int64_t kBits[] = {16, 4, 8, 4, 3, 5, 6};  // by MatrixKind
+    made.numbers = memory.bytes(blocks * inputs * 2 * kBits[kind]);
     if (kind == kEightBits)  // -128 is no number that is ever packed
       for (int64_t i = 0; i < blocks * inputs * 16; ++i)
         const_cast<uint8_t*>(made.numbers)[i] = std::max<uint8_t>(made.numbers[i], 1);
@@ -64,6 +64,7 @@ Matrix matrix(Memory& memory, int64_t kind, int64_t outputs, int64_t inputs, int
 }
 
 enum class Family { kAny, kGpt2, kLlama };
+constexpr int64_t kMixed = kSixBits + 1;  // all kinds
 
 struct Scene {
   Memory memory;
@@ -80,7 +81,7 @@ struct Scene {
 
   // Of any shape and kind.
   explicit Scene(int64_t vocabulary = 0) {
-    const int64_t group = int64_t{32} << pick(0, 2), kinds = pick(0, 5);
+    const int64_t group = int64_t{32} << pick(0, 2), kinds = pick(0, kMixed);
     program.width = group * pick(1, 2);
     program.kv_heads = pick(1, 3);
     program.heads = program.kv_heads * pick(1, 2);
@@ -194,7 +195,7 @@ struct Scene {
     return matrix(memory, one, outputs, inputs, group, biased);
   }
 
-  static int64_t kind(int64_t kinds) { return kinds == 5 ? pick(0, 4) : kinds; }
+  static int64_t kind(int64_t kinds) { return kinds == kMixed ? pick(0, kMixed - 1) : kinds; }
 
   Norm norm() { return norm(program.width); }
 

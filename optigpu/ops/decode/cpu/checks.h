@@ -16,8 +16,8 @@ std::string wrong_matrix(const Matrix& matrix, int64_t outputs, int64_t inputs, 
     return std::string(name) + " must be " + std::to_string(outputs) + " x " + std::to_string(inputs) + ", not " +
            std::to_string(matrix.outputs) + " x " + std::to_string(matrix.inputs) + ".";
   const bool whole = matrix.kind == kBfloat16Weights;
-  if (matrix.kind < kBfloat16Weights || matrix.kind > kUnevenThreeBits)
-    return std::string(name) + " must be bf16, w3k, w4, w4k or w8.";
+  if (matrix.kind < kBfloat16Weights || matrix.kind > kSixBits)
+    return std::string(name) + " must be bf16, w3k, w4, w4k, w5, w6 or w8.";
   if (whole ? inputs % 4 != 0 : (matrix.group != 32 && matrix.group != 64 && matrix.group != 128) || inputs % matrix.group)
     return std::string(name) + " needs groups of 32, 64 or 128 that divide its " + std::to_string(inputs) +
            " inputs, not of " + std::to_string(matrix.group) + ".";

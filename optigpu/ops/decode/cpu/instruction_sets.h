@@ -4,7 +4,7 @@
 //   kUnrolled: steps of a loop over a group's inputs that are written out. The portable kernels have one each: they are for CPUs that
 //     few have, and written out they would be half of what is compiled, for about the same speed
 //   Sums4, add_products4(), widened(): sums of products of 4-bit weights with 4 activations each, exact for kChunk inputs, and
-//     of 7-bit weights for 4 inputs; kWideSums where they are int32 and so exact for a whole group
+//     of 7-bit weights for 4 inputs, of 6-bit ones for 8; kWideSums where they are int32 and so exact for a whole group
 //   add_products8(): adds products of 8-bit weights, which are stored with 128 added; kEightsZero is what it leaves of that
 //   looked_up(): the entries of a table at the lower halves of bytes, of which none is above 127
 //   Pairs: products of two rows at a time, where there are instructions for them, else void

@@ -4,7 +4,15 @@
 
 #include <cstdint>
 
-enum MatrixKind : int64_t { kBfloat16Weights = 0, kFourBits = 1, kEightBits = 2, kUnevenFourBits = 3, kUnevenThreeBits = 4 };
+enum MatrixKind : int64_t {
+  kBfloat16Weights = 0,
+  kFourBits = 1,
+  kEightBits = 2,
+  kUnevenFourBits = 3,
+  kUnevenThreeBits = 4,
+  kFiveBits = 5,
+  kSixBits = 6
+};
 enum NormKind : int64_t { kLayerNorm = 0, kRmsNorm = 1 };
 enum ActivationKind : int64_t { kGeluTanh = 0, kGelu = 1, kRelu = 2, kSilu = 3, kReluSquared = 4 };
 enum CacheKind : int64_t { kBfloat16Cache = 0, kInt8Cache = 1, kInt4Cache = 2 };
@@ -29,7 +37,7 @@ struct FinerRows;
 struct Matrix {
   int64_t kind, outputs, inputs;
   int64_t group;            // inputs that share a scale; 0 for bfloat16
-  const uint8_t* numbers;   // a block: inputs x 8, 16 or 32 bytes
+  const uint8_t* numbers;   // a block: inputs x 6, 8, 10, 12, 16 or 32 bytes
   const int8_t* scale;      // [blocks, inputs / group, kBlockOutputs], multiples of the output's unit
   const float* bias;        // [blocks, kBlockOutputs], or null
   const uint16_t* unit;     // bfloat16 [blocks, kBlockOutputs]

@@ -26,7 +26,7 @@ _ERRORS: dict[int, type[Exception]] = {1: ValueError, 2: UnsupportedError, 3: Re
 """The error for each return code."""
 _MESSAGE_BYTES = 512
 _NORMS = {"layer": 0, "rms": 1}
-_KINDS = {"bf16": 0, "w4": 1, "w8": 2, "w4k": 3, "w3k": 4}
+_KINDS = {"bf16": 0, "w4": 1, "w8": 2, "w4k": 3, "w3k": 4, "w5": 5, "w6": 6}
 _ACTIVATIONS = {"gelu_tanh": 0, "gelu": 1, "relu": 2, "silu": 3, "relu2": 4}
 _CACHES = {"bf16": 0, "int8": 1, "int4": 2}
 

@@ -20,14 +20,20 @@ INLINE int32_t four_of(const int8_t* q) {
   return value;
 }
 
+// Bits of a number above its lower four, which lie in chunks after those of 32 inputs.
+constexpr int upper_of(Stored stored) { return stored == Stored::kFives ? 1 : stored == Stored::kSixes ? 2 : 0; }
+
+constexpr bool is_uneven(Stored stored) { return stored == Stored::kThrees || stored == Stored::kUneven; }
+
 // Chunks of 64 bytes that 32 inputs of a block take.
 constexpr int64_t chunks_of(Stored stored) {
-  return stored == Stored::kThrees ? 3 : stored == Stored::kEights ? 8 : 4;
+  return stored == Stored::kThrees ? 3 : stored == Stored::kEights ? 8 : 4 + upper_of(stored);
 }
 
 // What was added to the weights that load_eight() gives.
 constexpr int32_t zero_of(Stored stored) {
-  return stored == Stored::kFours ? kFoursZero : stored == Stored::kEights ? kEightsZero : kUnevenZero;
+  if (stored == Stored::kEights) return kEightsZero;
+  return is_uneven(stored) ? kUnevenZero : kFoursZero << upper_of(stored);
 }
 
 // What is added to the weights of a group whose scale is odd.
@@ -46,6 +52,15 @@ INLINE Bits three_bits(Bits lower, Bits third, int four) {
   return ((Bits)((Unsigned)lower >> (2 * (four % 4))) & 0x33333333) | (thirds & 0x44444444);
 }
 
+// The upper bits of 4 inputs of a part's outputs, above four zeros. The inputs 4 * four to 4 * four + 3 have theirs from bit
+// kCount * four of each byte on.
+template <int kCount>
+INLINE Bits upper_bits(Bits upper, int four) {
+  const int bit = kCount * four;  // comes to bit 4
+  const Bits moved = bit < 4 ? upper << (4 - bit) : (Bits)((Unsigned)upper >> (bit - 4));
+  return moved & (kCount == 1 ? 0x10101010 : 0x30303030);
+}
+
 // 8 inputs of a part's outputs, from the input `k` of a group on: the first 4 in a register, the others in the next.
 template <Stored kStored>
 INLINE void load_eight(const uint8_t* weights, int k, Bits& first, Bits& second) {
@@ -61,10 +76,17 @@ INLINE void load_eight(const uint8_t* weights, int k, Bits& first, Bits& second)
     first = looked_up(kEightValues, (Bits)((Unsigned)these >> up));
     second = looked_up(kEightValues, (Bits)((Unsigned)next >> up));
   } else {
-    const Bits low = Bits{} + 0x0f0f0f0f, both = load_ints(weights + k / 8 * kChunkBytes);
+    constexpr int kUpper = upper_of(kStored);
+    const uint8_t* from = weights + k / kChunk * chunks_of(kStored) * kChunkBytes;
+    const Bits low = Bits{} + 0x0f0f0f0f, both = load_ints(from + k % kChunk / 8 * kChunkBytes);
     first = both & low, second = (Bits)((Unsigned)both >> 4) & low;
     if constexpr (kStored == Stored::kUneven)
       first = looked_up(kSixteenValues, first), second = looked_up(kSixteenValues, second);
+    if constexpr (kUpper > 0) {
+      const Bits upper = load_ints(from + (4 + k % kChunk * kUpper / kChunk) * kChunkBytes);
+      const int four = k % (kChunk / kUpper) / 4;
+      first |= upper_bits<kUpper>(upper, four), second |= upper_bits<kUpper>(upper, four + 1);
+    }
   }
 }
 
@@ -128,7 +150,7 @@ INLINE Bits add_four(Bits sums, Bits weights, int32_t x) {
   return sums + widened(add_products4(Sums4{}, weights, x));
 }
 
-// The same of 8-bit weights, and of uneven values.
+// The same of 8-bit weights, of uneven values, and of 5 and 6 bits, of which two products with 4 inputs fit 16 bits.
 template <int kRows, int kChunks, Stored kStored>
 INLINE void add_eights(const uint8_t* weights, const int8_t* q, Bits (&totals)[kRows]) {
   constexpr int kGroup = kChunks * kChunk;
@@ -143,8 +165,13 @@ INLINE void add_eights(const uint8_t* weights, const int8_t* q, Bits (&totals)[k
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         Bits& sum = kRows == 1 ? others[r] : totals[r];  // one row alone would wait for its own sum
-        totals[r] = add_four<kStored>(totals[r], first, four_of(q + r * kGroup + k));
-        sum = add_four<kStored>(sum, second, four_of(q + r * kGroup + k + 4));
+        const int32_t a = four_of(q + r * kGroup + k), b = four_of(q + r * kGroup + k + 4);
+        if constexpr (upper_of(kStored) > 0 && !kWideSums) {
+          totals[r] += widened(add_products4(add_products4(Sums4{}, first, a), second, b));
+        } else {
+          totals[r] = add_four<kStored>(totals[r], first, a);
+          sum = add_four<kStored>(sum, second, b);
+        }
       }
     }
   if constexpr (kRows == 1) totals[0] += others[0];
@@ -278,6 +305,8 @@ INLINE void sums_of(const Matrix& matrix, int64_t block, int part, const Activat
   if (matrix.kind == kFourBits) return sums_in_groups<kRows, Stored::kFours>(matrix, block, part, in, row, results);
   if (matrix.kind == kUnevenFourBits) return sums_in_groups<kRows, Stored::kUneven>(matrix, block, part, in, row, results);
   if (matrix.kind == kUnevenThreeBits) return sums_in_groups<kRows, Stored::kThrees>(matrix, block, part, in, row, results);
+  if (matrix.kind == kFiveBits) return sums_in_groups<kRows, Stored::kFives>(matrix, block, part, in, row, results);
+  if (matrix.kind == kSixBits) return sums_in_groups<kRows, Stored::kSixes>(matrix, block, part, in, row, results);
   return sums_in_groups<kRows, Stored::kEights>(matrix, block, part, in, row, results);
 }
 

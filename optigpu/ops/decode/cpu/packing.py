@@ -13,6 +13,9 @@ no sum runs across a register:
     w3k     numbers uint8 [blocks, inputs / 32, 192], 64 bytes for the lower two bits of the first 16 inputs of a chunk,
             64 for those of the others, and 64 for the third bits: byte 4 * row + i has the lower bits of input
             4 * j + i from bit 2 * (j % 4), and its third bit at THIRD_BITS[j]; a weight is as one of w4k
+    w5, w6  numbers uint8 [blocks, inputs / 32, 320 or 384]: the lower 4 bits of 32 inputs as those of w4, then 64 bytes
+            for the fifth bits of all or 128 for the two upper bits of 16 and 16: byte 4 * row + i has those of input
+            4 * j + i of these from bit j or 2 * j; a weight is (q - 16 or 32) * scale * unit
     w8      numbers uint8 [blocks, inputs / 4, 64]: byte 4 * row + i of a chunk j is q + 128 of input 4 * j + i; a
             weight is q * scale * unit
     bf16    numbers bfloat16 [blocks, inputs / 2, 16, 2]: row, input; no scale
@@ -32,8 +35,8 @@ from optigpu.ops.four_bits.compensated import Compensation, compensated_groups
 from optigpu.ops.four_bits.grid import Uneven
 from optigpu.ops.four_bits.quantize import quantize_groups, scale_units
 from optigpu.ops.four_bits.scheme import EIGHT, FURTHEST, REACH, SIXTEEN, Int4Scheme, Int4Weights
-from optigpu.ops.layouts import DECODE_TILE
-from optigpu.ops.operands import INT4_LEAST, INT4_ZERO, INT8_LARGEST, filled, is_finite, named
+from optigpu.ops.layouts import DECODE_BITS, DECODE_TILE
+from optigpu.ops.operands import INT4_ZERO, INT8_LARGEST, filled, is_finite, named
 
 ROWS = DECODE_TILE
 """Outputs of a block."""
@@ -51,7 +54,18 @@ TABLES: dict[WeightKind, tuple[int, ...]] = {"w3k": EIGHT, "w4k": SIXTEEN}
 THIRD_BITS = (0, 1, 4, 5, 2, 3, 6, 7)
 """Of the inputs 4 * j to 4 * j + 3. Those of j and j + 2 are four bits apart, as their lower bits are."""
 _THIRD_SHIFTS = torch.tensor(THIRD_BITS, dtype=torch.uint8).unsqueeze(1)
-_CHUNK = {"w3k": 8 * LANE, "w4": 2 * LANE, "w4k": 2 * LANE, "w8": LANE, "bf16": 2}
+UPPER: dict[WeightKind, int] = {"w5": 1, "w6": 2}
+"""Bits of a number above its lower four."""
+_PLANES = 8 * LANE
+_CHUNK = {
+    "w3k": _PLANES,
+    "w4": 2 * LANE,
+    "w4k": 2 * LANE,
+    "w5": _PLANES,
+    "w6": _PLANES,
+    "w8": LANE,
+    "bf16": 2,
+}
 """Inputs of an output that are stored together."""
 
 
@@ -66,7 +80,7 @@ def pack(
     """A linear layer for the CPU operator. weight: floating point [outputs, inputs]; bias: [outputs] or None.
 
     `group` inputs of an output share a scale; bf16 has none and ignores it. Numbers and scales are taken from `arena`
-    where there is one. `known`, the compensation of the layer's inputs, is for 3 and 4 bits. Raises ValueError if the
+    where there is one. `known`, the compensation of the layer's inputs, is for 3 to 6 bits. Raises ValueError if the
     weight is not a finite floating-point matrix on the CPU, the groups do not divide its inputs, or the bias does not
     fit.
     """
@@ -161,17 +175,17 @@ def _values(q: torch.Tensor, scale: torch.Tensor, kind: WeightKind) -> torch.Ten
 def quantize_few(
     weight: torch.Tensor, kind: WeightKind, group: int, known: Compensation | None = None
 ) -> tuple[Int4Weights, torch.Tensor]:
-    """Numbers of 3 or 4 bits and scales of a weight, floating point [outputs, inputs], and its outputs' units.
+    """Numbers of 3 to 6 bits and scales of a weight, floating point [outputs, inputs], and its outputs' units.
 
     Scales, int8 [outputs, groups], are multiples of the units, bfloat16 [outputs]. With the `compensation` of a layer's
     inputs errors make up for each other. Raises ValueError as the functions of four_bits do.
     """
     table = TABLES.get(kind, ())
-    unit = scale_units(weight, int(-FURTHEST / REACH) if table else -INT4_LEAST)
+    # `check` has seen that the group is one of the scheme's.
+    scheme = Int4Scheme(group, symmetric=True, solver="hqq", table=table, whole_bits=DECODE_BITS[kind])
+    unit = scale_units(weight, int(-FURTHEST / REACH) if table else -scheme.least)
     if table:
         unit = unit.masked_fill(weight.abs().amax(dim=1) == 0, NOTHING)
-    # `check` has seen that the group is one of the scheme's.
-    scheme = Int4Scheme(group, symmetric=True, solver="hqq", table=table)
     if known is None:
         return quantize_groups(weight, scheme, unit), unit
     return compensated_groups(weight, known, scheme, unit), unit
@@ -196,6 +210,8 @@ def _interleaved(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:
     chunks = filled(q, ROWS, _ZEROS[kind]).unflatten(1, (-1, _CHUNK[kind])).unflatten(0, (-1, ROWS))
     if kind == "w3k":
         return _three_bits(chunks)
+    if kind in UPPER:
+        return _with_upper_bits(chunks, UPPER[kind])
     if kind in ("w4", "w4k"):
         lower, upper = chunks[..., :LANE], chunks[..., LANE:]
         chunks = lower | upper << 4
@@ -222,7 +238,30 @@ def _of_three_bits(numbers: torch.Tensor) -> torch.Tensor:
     return found
 
 
-_ZEROS = {"w3k": 0, "w4": INT4_ZERO, "w4k": 0, "w8": MIDDLE, "bf16": 0}
+def _with_upper_bits(chunks: torch.Tensor, count: int) -> torch.Tensor:
+    """Numbers uint8 [blocks, ROWS, chunks, 32] as bytes [blocks, chunks, 256 + 64 * count]."""
+    pairs = chunks.unflatten(3, (4, 2, LANE))  # 8 inputs of a register, in its lower and upper halves
+    lower = pairs[..., 0, :] & 15 | pairs[..., 1, :] << 4
+    upper = (chunks >> 4).unflatten(3, (count, 8 // count, LANE)) << _upper_shifts(count)
+    upper = upper.sum(dim=4, dtype=torch.uint8)
+    found: torch.Tensor = torch.cat([lower, upper], dim=3).permute(0, 2, 3, 1, 4).flatten(2)
+    return found
+
+
+def _of_upper_bits(numbers: torch.Tensor, count: int) -> torch.Tensor:
+    """The other way: numbers [blocks, ROWS, inputs]."""
+    planes = numbers.unflatten(2, (4 + count, ROWS, LANE)).permute(0, 3, 1, 2, 4)
+    lower = torch.stack([planes[..., :4, :] & 15, planes[..., :4, :] >> 4], dim=4).flatten(3)
+    upper = planes[..., 4:, :].unsqueeze(4) >> _upper_shifts(count) & 2**count - 1
+    found: torch.Tensor = (lower | upper.flatten(3) << 4).flatten(2)
+    return found
+
+
+def _upper_shifts(count: int) -> torch.Tensor:
+    return torch.arange(0, 8, count, dtype=torch.uint8).unsqueeze(1)
+
+
+_ZEROS = {"w3k": 0, "w4": INT4_ZERO, "w4k": 0, "w5": 16, "w6": 32, "w8": MIDDLE, "bf16": 0}
 """Numbers of what fills up the last block, whose scales are zeros; uneven values have no 0."""
 
 
@@ -233,6 +272,8 @@ def _unpacked(matrix: Matrix, blocks: slice) -> torch.Tensor:
     kind, multiple = matrix.kind, matrix.scale[blocks].transpose(1, 2).flatten(0, 1)  # [outputs, groups]
     if kind == "w3k":
         unpacked = _of_three_bits(numbers)
+    elif kind in UPPER:
+        unpacked = _of_upper_bits(numbers, UPPER[kind])
     else:
         unpacked = numbers.unflatten(2, (ROWS, LANE)).transpose(1, 2)  # [blocks, ROWS, chunks, LANE]
         if kind != "w8":
@@ -246,7 +287,7 @@ def numbers_shape(kind: WeightKind, blocks: int, inputs: int) -> tuple[int, ...]
     """Of a matrix's packed numbers: bfloat16 ones for that kind, else bytes."""
     if kind == "bf16":
         return (blocks, inputs // 2, ROWS, 2)
-    return (blocks, inputs // _CHUNK[kind], (3 if kind == "w3k" else 1) * ROWS * LANE)
+    return (blocks, inputs // _CHUNK[kind], _CHUNK[kind] * DECODE_BITS[kind] // 8 * ROWS)
 
 
 def check(weight: torch.Tensor, bias: torch.Tensor | None, kind: WeightKind, group: int) -> None:

@@ -4,7 +4,6 @@
 // Every instruction set finds what cpu/packing.py unpacks, bit by bit: a number times its scale, rounded before it is added.
 
 constexpr int64_t kPiece = 16;  // inputs that are gathered at once; a program's width is a multiple of it
-constexpr int64_t kThreesPiece = kChunk;
 
 // 4 bytes of each chunk are a row's own (linear.h).
 template <int64_t kChunks>
@@ -27,14 +26,26 @@ INLINE void gather_uneven(const uint8_t* from, int8_t (&numbers)[kPiece]) {
   for (int8_t& number : numbers) number = static_cast<int8_t>(kSixteenValues[number] - kUnevenZero);
 }
 
-INLINE void gather_threes(const uint8_t* from, int8_t (&numbers)[kThreesPiece]) {
+INLINE void gather_threes(const uint8_t* from, int8_t (&numbers)[kChunk]) {
   uint32_t words[3];  // lower bits, lower bits, third bits
   gather(from, words);
-  for (int i = 0; i < kThreesPiece; ++i) {
+  for (int i = 0; i < kChunk; ++i) {
     const int byte = i % 4 * 8, four = i / 4;
     const uint32_t low = words[four / 4] >> (byte + 2 * (four % 4)) & 3;
     const uint32_t third = words[2] >> (byte + third_bit(four)) & 1;
     numbers[i] = static_cast<int8_t>(kEightValues[low | third << 2] - kUnevenZero);
+  }
+}
+
+template <int kUpper>
+INLINE void gather_with_upper(const uint8_t* from, int8_t (&numbers)[kChunk]) {
+  uint32_t words[4 + kUpper];  // lower bits, then upper bits
+  gather(from, words);
+  for (int i = 0; i < kChunk; ++i) {
+    const int byte = i % 4 * 8, four = i % (kChunk / kUpper) / 4;
+    const uint32_t low = words[i / 8] >> (byte + i % 8 / 4 * 4) & 15;
+    const uint32_t upper = words[4 + i * kUpper / kChunk] >> (byte + kUpper * four) & ((1 << kUpper) - 1);
+    numbers[i] = static_cast<int8_t>(low | upper << 4);
   }
 }
 
@@ -52,7 +63,8 @@ INLINE void add_floats(float* x, Vector value) {
 
 template <Stored kStored>
 void add_quantized_row(const Matrix& table, int64_t row, float* x) {
-  constexpr int64_t kAtOnce = kStored == Stored::kThrees ? kThreesPiece : kPiece;
+  constexpr int kUpper = upper_of(kStored);
+  constexpr int64_t kAtOnce = kStored == Stored::kThrees || kUpper > 0 ? kChunk : kPiece;
   constexpr int64_t kChunks = kAtOnce * chunks_of(kStored) / kChunk;
   const int64_t block = row / kBlockOutputs, lane = row % kBlockOutputs;
   const uint8_t* from = table.numbers + block * (table.inputs / kAtOnce) * kChunks * kChunkBytes + lane * 4;
@@ -61,10 +73,12 @@ void add_quantized_row(const Matrix& table, int64_t row, float* x) {
   for (int64_t i = 0; i < table.inputs; i += kAtOnce, from += kChunks * kChunkBytes) {
     const int8_t multiple = scale[i / table.group * kBlockOutputs];
     const float step = multiple * unit;
-    const int32_t moved = (multiple & 1) * move_of(kStored) - (kStored == Stored::kFours ? kFoursZero : 0);
+    const int32_t moved = (multiple & 1) * move_of(kStored) - (is_uneven(kStored) || kStored == Stored::kEights ? 0 : zero_of(kStored));
     int8_t numbers[kAtOnce];
     if constexpr (kStored == Stored::kThrees)
       gather_threes(from, numbers);
+    else if constexpr (kUpper > 0)
+      gather_with_upper<kUpper>(from, numbers);
     else if constexpr (kStored == Stored::kFours)
       gather_fours(from, numbers);
     else if constexpr (kStored == Stored::kUneven)
@@ -95,6 +109,8 @@ void add_row(const Matrix& table, int64_t row, float* x) {
   if (table.kind == kFourBits) return add_quantized_row<Stored::kFours>(table, row, x);
   if (table.kind == kUnevenFourBits) return add_quantized_row<Stored::kUneven>(table, row, x);
   if (table.kind == kUnevenThreeBits) return add_quantized_row<Stored::kThrees>(table, row, x);
+  if (table.kind == kFiveBits) return add_quantized_row<Stored::kFives>(table, row, x);
+  if (table.kind == kSixBits) return add_quantized_row<Stored::kSixes>(table, row, x);
   if (table.kind == kEightBits) return add_quantized_row<Stored::kEights>(table, row, x);
   add_bfloat16_row(table, row, x);
 }

@@ -8,7 +8,8 @@
 
 constexpr int64_t kHeadsTogether = 4;  // whose scores are in memory at once
 
-enum class Stored { kThrees, kFours, kUneven, kEights };  // how the numbers of a quantized matrix lie, and their values
+// How the numbers of a quantized matrix lie, and their values.
+enum class Stored { kThrees, kFours, kUneven, kFives, kSixes, kEights };
 
 constexpr int kFoursZeroBits = 3;
 constexpr int32_t kFoursZero = 1 << kFoursZeroBits;  // what is added to 4-bit weights, so that they are stored without a sign

@@ -12,6 +12,10 @@
             the number's value in four_bits/scheme.py * scale * unit
     w3k     numbers int32 [outputs, 3, units]: the units' first words, then their second and their third ones, as those
             of w4k; the fourth word's numbers have their three bits where those of the others have no fourth one
+    w5      numbers int32 [outputs, 5 * units]: the units' lower bits as those of w4, then each one's fifth bits:
+            byte i has that of input 4 * j + i at bit j; a weight is as one of w4
+    w6      numbers int32 [outputs, 6 * units]: the same with two upper bits, from bit 2 * j on, in words of the units'
+            first 16 inputs and then in words of their second ones
     w8      numbers int32 [outputs, 2, units, 4]: the units' first 16 inputs, then their second 16, a byte for each; a
             weight is number * scale * unit
     bf16    numbers bfloat16 [outputs, inputs]; no scale
@@ -26,12 +30,13 @@ from itertools import groupby
 
 import torch
 
-from optigpu.ops.decode.cpu.packing import TABLES, check, quantize_eight, quantize_few
+from optigpu.ops.decode.cpu.packing import TABLES, UPPER, check, quantize_eight, quantize_few
 from optigpu.ops.decode.program import UNEVEN, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import Compensation
 from optigpu.ops.four_bits.grid import Uneven
 from optigpu.ops.four_bits.quantize import scale_units
-from optigpu.ops.operands import INT4_ZERO, INT8_LARGEST, is_finite
+from optigpu.ops.layouts import DECODE_BITS
+from optigpu.ops.operands import INT8_LARGEST, is_finite
 
 UNIT = 32
 HALF = 16
@@ -49,7 +54,7 @@ def pack_for_cuda(
     """A linear layer for the CUDA operators. weight: floating point [outputs, inputs]; bias: [outputs] or None.
 
     `group` inputs of an output share a scale; bf16 has none and ignores it. `known` is what `quantize_few` makes errors
-    of 3 and 4 bits up with. Raises ValueError when the weight is no finite floating-point matrix, the groups do not
+    of 3 to 6 bits up with. Raises ValueError when the weight is no finite floating-point matrix, the groups do not
     divide its inputs, or the bias does not fit.
     """
     check(weight, bias, kind, group)
@@ -69,9 +74,11 @@ def pack_for_cuda(
     if kind in UNEVEN:
         words = _words_of_uneven(found.q, kind)
     else:
-        signed = (found.q ^ INT4_ZERO).unflatten(1, (-1, 2, HALF))  # as two's complement, of four bits
-        lower, upper = signed.unbind(2)
-        words = (lower | upper << 4).contiguous().view(torch.int32)
+        signed = found.q ^ 1 << DECODE_BITS[kind] - 1  # as two's complement, of so many bits
+        first, second = (signed & 15).unflatten(1, (-1, 2, HALF)).unbind(2)
+        words = (first | second << 4).contiguous().view(torch.int32)
+        if kind in UPPER:
+            words = torch.cat([words.flatten(1), _upper_words(signed >> 4, UPPER[kind])], dim=1)
     return Matrix(kind, outputs, inputs, group, words, found.scale, added, unit)
 
 
@@ -82,6 +89,8 @@ def numbers_shape(kind: WeightKind, outputs: int, inputs: int) -> tuple[int, ...
         "w3k": (outputs, 3, units),
         "w4": (outputs, units, 4),
         "w4k": (outputs, units, 4),
+        "w5": (outputs, 5 * units),
+        "w6": (outputs, 6 * units),
         "w8": (outputs, 2, units, 4),
         "bf16": (outputs, inputs),
     }[kind]
@@ -102,6 +111,8 @@ def _unpacked(matrix: Matrix) -> torch.Tensor:
         grid = Uneven(TABLES[matrix.kind], matrix.numbers.device)
         numbers = _uneven_numbers(matrix).reshape(*matrix.scale.shape, matrix.group)
         values = grid.values(numbers) + grid.moved(matrix.scale).unsqueeze(2)
+    elif matrix.kind in UPPER:
+        values = _numbers_with_upper_bits(matrix).float()
     else:
         # Of w4 [outputs, units, HALF], of w8 [outputs, 2, units, HALF].
         bytes_ = matrix.numbers.view(torch.int8)
@@ -178,6 +189,30 @@ def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     if places[1:] == ends[:-1] and len({part.untyped_storage().data_ptr() for part in parts}) == 1:
         return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
     return torch.cat(tuple(parts))
+
+
+def _upper_words(upper: torch.Tensor, count: int) -> torch.Tensor:
+    """int32 [outputs, count * units] of so many bits of each number, uint8 [outputs, inputs]."""
+    parts = upper.unflatten(1, (-1, count, 8 // count, 4)) << _upper_shifts(upper)[::count]
+    bytes_ = parts.sum(dim=3, dtype=torch.uint8).transpose(1, 2).contiguous()  # [outputs, count, units, 4]
+    found: torch.Tensor = bytes_.view(torch.int32).flatten(1)
+    return found
+
+
+def _numbers_with_upper_bits(matrix: Matrix) -> torch.Tensor:
+    """int8 [outputs, units, UNIT]"""
+    count, units = UPPER[matrix.kind], matrix.inputs // UNIT
+    bytes_ = matrix.numbers.contiguous().view(torch.uint8)
+    lower = bytes_[:, : HALF * units].unflatten(1, (units, HALF))
+    upper = bytes_[:, HALF * units :].unflatten(1, (count, units, 1, 4)).transpose(1, 2)
+    upper = (upper >> _upper_shifts(upper)[::count]).flatten(2)  # [outputs, units, UNIT]
+    whole = torch.cat([lower & 15, lower >> 4], dim=2) | upper << 4
+    found: torch.Tensor = (whole << 4 - count).view(torch.int8) >> 4 - count
+    return found
+
+
+def _upper_shifts(like: torch.Tensor) -> torch.Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device).unsqueeze(1)
 
 
 def _words_of_uneven(q: torch.Tensor, kind: WeightKind) -> torch.Tensor:

@@ -13,7 +13,7 @@ import triton.language as tl
 from optigpu.ops.decode.cuda.state import State
 from optigpu.ops.decode.cuda.triton_linear import matrix_arguments, matrix_without_memory
 from optigpu.ops.decode.cuda.triton_products import UNIT, word_of
-from optigpu.ops.decode.program import UNEVEN, FinerRows, Matrix
+from optigpu.ops.decode.program import FEW_BITS, FinerRows, Matrix
 from optigpu.ops.four_bits.scheme import EIGHT, MOVED, SIXTEEN
 from optigpu.ops.kernel import Example, KernelCall, without_memory
 from optigpu.ops.launch import LaunchTarget
@@ -66,15 +66,15 @@ def examples(target: LaunchTarget) -> Iterator[Example]:  # noqa: ARG001 - a blo
     yield Example("w4 with positions", embed_call(state, embedding, places, positions, x))
     embedding, x = matrix_without_memory("bf16", 128256, 4096), without_memory(1, 4096)
     yield Example("bf16", embed_call(state, embedding, places, None, x))
-    for kind in UNEVEN:
+    for kind in FEW_BITS:
         embedding, x = matrix_without_memory(kind, 50257, 768), without_memory(1, 768)
         yield Example(kind, embed_call(state, embedding, places, None, x))
 
 
 def _table_arguments(table: Matrix, instead: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Numbers, of w4 and w8 byte by byte, scales and units."""
+    """Numbers, byte by byte but for uneven values and bfloat16, scales and units."""
     numbers, scale, unit, _ = matrix_arguments(table, instead)
-    return (numbers.view(torch.int8) if table.kind in ("w4", "w8") else numbers), scale, unit
+    return (numbers.view(torch.int8) if table.kind in ("w4", "w5", "w6", "w8") else numbers), scale, unit
 
 
 @triton.jit
@@ -141,6 +141,17 @@ def _part_of_row(
         elif KIND == "w4":
             both = tl.load(numbers + row * (INPUTS // 2) + byte, mask=inside, other=0).to(tl.int32)
             number = tl.where(half == 0, both << 28 >> 28, both >> 4)
+        elif KIND == "w5" or KIND == "w6":
+            UPPER: tl.constexpr = 2 if KIND == "w6" else 1
+            at = numbers + row * (INPUTS // 8 * (4 + UPPER))
+            both = tl.load(at + byte, mask=inside, other=0).to(tl.int32)
+            word, bit = column // UNIT, column % (UNIT // 2) // 4 * UPPER
+            if KIND == "w6":
+                word += half * (INPUTS // UNIT)
+            else:
+                bit += half * 4
+            upper = tl.load(at + INPUTS // 2 + word * 4 + column % 4, mask=inside, other=0).to(tl.int32)
+            number = (upper >> bit << 4 | both >> half * 4 & 15) << (28 - UPPER) >> (28 - UPPER)
         else:
             byte += half * (INPUTS // 2)
             number = tl.load(numbers + row * INPUTS + byte, mask=inside, other=0).to(tl.int32)

@@ -18,12 +18,12 @@ import triton.language as tl
 from optigpu.ops.activation.triton_activation import activated, gated
 from optigpu.ops.decode.cuda.packing import numbers_shape
 from optigpu.ops.decode.cuda.triton_products import activations, capped, in_units, products, weights
-from optigpu.ops.decode.program import FEW_BITS, UNEVEN, Activation, Matrix, Norm, WeightKind
+from optigpu.ops.decode.program import FEW_BITS, WEIGHT_KINDS, Activation, Matrix, Norm, WeightKind
 from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
 from optigpu.ops.launch import LEAST_INPUTS, Launch, LaunchTarget, divided, padded
 
-_UNIT_BYTES = {"w3k": 16, "w4": 16, "w4k": 16, "w8": 32, "bf16": 64}
-"""Bytes of LEAST_INPUTS inputs of an output; w3k has 12, and tiles of the same shape as w4, which is a power of two."""
+_UNIT_BYTES = {"w3k": 16, "w4": 16, "w4k": 16, "w5": 32, "w6": 32, "w8": 32, "bf16": 64}
+"""Bytes of LEAST_INPUTS inputs of an output, and up to a power of two: w3k has 12, w5 20, and w6 24."""
 
 Into = Literal["store", "add", "times"]
 """How the result is combined with the output's current values."""
@@ -127,15 +127,14 @@ def best_of(matrix: Matrix, rows: int, target: LaunchTarget) -> Best:
 def examples(target: LaunchTarget) -> Iterator[Example]:
     """The products of an 8B model, of GPT-2, and of 8 among 128 experts."""
     rms, layer = norm_without_memory("rms", 4096), norm_without_memory("layer", 768)
-    kinds: tuple[WeightKind, ...] = ("w3k", "w4", "w4k", "w8", "bf16")
-    for kind in kinds:
+    for kind in WEIGHT_KINDS:
         gated = matrix_without_memory(kind, 6144, 4096)
         call = linear_call(*_operands(gated, 1), target, norm=rms, gate=gated, activation="silu")
         yield Example(f"{kind}, gate and up of 4096 to 6144", call, spilled_bytes=4 if kind == "w3k" else 0)
     for kind in FEW_BITS:
         down = matrix_without_memory(kind, 4096, 14336)
         yield Example(f"{kind}, 14336 to 4096, added", linear_call(*_operands(down, 1), target, into="add"))
-    for kind in UNEVEN:
+    for kind in ("w3k", "w4k", "w5", "w6"):
         up = matrix_without_memory(kind, 3072, 768, bias=True)
         yield Example(f"{kind}, 768 to 3072, 4 rows", linear_call(*_operands(up, 4), target, norm=layer))
     head = matrix_without_memory("w8", 128256, 4096)

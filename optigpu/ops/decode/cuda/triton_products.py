@@ -13,6 +13,8 @@ UNIT = tl.constexpr(32)
 """Inputs whose 4-bit numbers are one 16-byte load."""
 HIGH_HALVES = tl.constexpr(-0x0F0F0F10)
 """0xF0F0F0F0: the upper four bits of each byte of a word."""
+UPPER_TWO, UPPER_ONE = tl.constexpr(-0x3F3F3F40), tl.constexpr(-0x7F7F7F80)
+"""0xC0C0C0C0 and 0x80808080: the upper bits of each byte of a word."""
 LOWER_THREE = tl.constexpr(0x77777777)
 """The lower three bits of each four bits of a word."""
 ROUNDING = tl.constexpr(12582912.0)
@@ -105,6 +107,24 @@ def eight(pair, third, odd, DP4A: tl.constexpr):
     lower = tl.reshape(words, (third.shape[0], third.shape[1], third.shape[2], 4)) & LOWER_THREE
     a, b = tl.where(odd, MOVED_EIGHT_A, EIGHT_A), tl.where(odd, MOVED_EIGHT_B, EIGHT_B)
     return permuted(a, b, lower, DP4A), permuted(a, b, lower >> 16, DP4A)
+
+
+@triton.jit
+def five(words, upper):
+    """The numbers of w5 in the upper bits of bytes, as `sixteen`. words: their lower bits; upper: [1, TILE, units]."""
+    place = tl.arange(0, 4)[None, None, None, :]
+    upper = upper[:, :, :, None]
+    first = (words << 3 & 0x78787878) | (upper << (7 - place) & UPPER_ONE)
+    return first, (words >> 1 & 0x78787878) | (upper << (3 - place) & UPPER_ONE)
+
+
+@triton.jit
+def six(words, upper):
+    """Those of w6. upper: [1, TILE, units, 2], of the units' first and second halves."""
+    shift = 6 - 2 * tl.arange(0, 4)[None, None, None, :]
+    of_first, of_second = tl.split(upper)
+    first = (words << 2 & 0x3C3C3C3C) | (of_first[:, :, :, None] << shift & UPPER_TWO)
+    return first, (words >> 2 & 0x3C3C3C3C) | (of_second[:, :, :, None] << shift & UPPER_TWO)
 
 
 @triton.jit
@@ -219,6 +239,10 @@ def activations(
         first, second, step = quantized(values, GROUP)
         if KIND == "w4":
             step *= 0.0625  # of weights that are sixteen times too large: see products
+        elif KIND == "w5":
+            step *= 0.125
+        elif KIND == "w6":
+            step *= 0.25
     return first, second, step
 
 
@@ -236,8 +260,8 @@ def weights(
     """The stored weights of some outputs, `output` [TILE]; those beyond `outputs` are zero.
 
     The words of the units' first and second halves, [1, TILE, units, 4] each, and scales [1, TILE, units]; for w4 and
-    w4k both are the same word, for w3k they are what `eight` takes, and for bf16 all three are the weights,
-    [1, TILE, PADDED].
+    w4k both are the same word, for w3k, w5 and w6 they are what `eight`, `five` and `six` take, and for bf16 all three
+    are the weights, [1, TILE, PADDED].
     """
     there = (output < outputs)[None, :, None]
     far = output.to(tl.int64)[None, :, None]  # a head can have more numbers than an int32 counts
@@ -248,7 +272,8 @@ def weights(
         scales = first
     else:
         UNITS: tl.constexpr = INPUTS // UNIT
-        PLANES: tl.constexpr = 2 if KIND == "w8" else 1
+        UPPER: tl.constexpr = 2 if KIND == "w6" else 1 if KIND == "w5" else 0
+        WORDS: tl.constexpr = 8 if KIND == "w8" else 4 + UPPER
         unit = tl.arange(0, PADDED // UNIT)[None, None, :]
         inside = there & (unit < UNITS)
         if KIND == "w3k":
@@ -258,11 +283,16 @@ def weights(
             second = tl.load(place + 2 * UNITS, mask=inside, other=0)
         else:
             word = tl.arange(0, 4)[None, None, None, :]
-            place = numbers + (far * (4 * PLANES * UNITS))[:, :, :, None] + (unit * 4)[:, :, :, None] + word
+            place = numbers + (far * (WORDS * UNITS))[:, :, :, None] + (unit * 4)[:, :, :, None] + word
             first = tl.load(place, mask=inside[:, :, :, None], other=0)
             second = first
             if KIND == "w8":
                 second = tl.load(place + 4 * UNITS, mask=inside[:, :, :, None], other=0)
+            elif UPPER > 0:
+                place = numbers + far * ((4 + UPPER) * UNITS) + 4 * UNITS + unit
+                second = tl.load(place, mask=inside, other=0)
+                if KIND == "w6":
+                    second = tl.join(second, tl.load(place + UNITS, mask=inside, other=0))
         scales = tl.load(scale + far * (INPUTS // GROUP) + unit * UNIT // GROUP, mask=inside, other=0)
     return first, second, scales
 
@@ -272,7 +302,7 @@ def products(first, second, scale, x_first, x_second, step, KIND: tl.constexpr, 
     """Weights times activations, float32 [ROWS, TILE], of what `weights` and `activations` give; see `in_units`.
 
     4-bit numbers stay in the upper half of their bytes, where they are int8 numbers sixteen times as large, with their
-    sign: no subtraction, and no sum of the activations.
+    sign: no subtraction, and no sum of the activations. So do those of 5 and 6 bits, eight and four times as large.
     """
     if KIND == "bf16":
         found = tl.sum(first.to(tl.float32) * x_first, axis=2)
@@ -284,6 +314,10 @@ def products(first, second, scale, x_first, x_second, step, KIND: tl.constexpr, 
             first, second = sixteen(first, is_odd(scale), DP4A)
         elif KIND == "w3k":
             first, second = eight(first, second, is_odd(scale), DP4A)
+        elif KIND == "w5":
+            first, second = five(first, second)
+        elif KIND == "w6":
+            first, second = six(first, second)
         total = dot4(second, x_second, dot4(first, x_first, 0, DP4A), DP4A)
         found = tl.sum(tl.sum(total, axis=3).to(tl.float32) * step * scale.to(tl.float32), axis=2)
     return found

@@ -38,7 +38,7 @@ _OWN_STEP = "native_decode replaces the decode step, so there is none left to ch
 
 
 PACK_S = {"self": 8e-8, "sequential": 4.5e-7}
-"""Of each weight of 3 or 4 bits on two cores with AVX-512: 11 s for SmolLM2-135M."""
+"""Of each weight of 3 to 6 bits on two cores with AVX-512: 11 s for SmolLM2-135M."""
 BUILD_S = 25.0
 """Compiling the operator, once on a machine."""
 NARROW_TIMES = 4.0
@@ -48,19 +48,18 @@ NARROW_TIMES = 4.0
 class NativeDecode(Technique):
     """Packs the weights and decodes by one operator: C++ on a CPU, Triton on CUDA.
 
-    `weights` are numbers of 3, 4 or 8 bits of which `group` inputs of an output share a scale of 8 bits, or bfloat16.
+    `weights` are numbers of 3 to 6 or 8 bits of which `group` inputs of an output share a scale of 8 bits, or bfloat16.
     Those of w3k and w4k stand for uneven values, denser where weights are: w4k costs a quarter less quality than w4 in
     the same bytes. Activations that meet such numbers are rounded to int8 by the same groups.
     `head` keeps the head, which often is the most sensitive matrix, in more bits. With `calibration` "self" the model
-    first writes some text, and on what that gives its layers the errors of weights of 3 and 4 bits make up for each
+    first writes some text, and on what that gives its layers the errors of weights of 3 to 6 bits make up for each
     other: they cost half as much quality, and loading a model of 10^9 weights takes minutes the first time; once
     packed they are kept in the cache folder. With "sequential" each layer also makes up for what rounding the layers
     before it has changed: a tenth less again, for five to six times the time. `extra_bytes` is the share by which
-    weights of w4 may grow so that those layers have 8 bits where that leaves out the most of the error, and weights of
-    w3k so that those layers have w4k.
+    weights of 3 to 6 bits may grow so that layers have more, up to 8, where that leaves out the most of the error.
     `kv` is what keys and values are stored as; int4 is for a CPU alone. `tokens_at_once` are chosen within one call
     of the operator: they come together, so that a token has no time of its own. A tied embedding is looked up in the
-    packed head, of which the rows of frequent tokens have twice its 3 or 4 bits; other tables have 8 bits, or 16 with
+    packed head, of which the rows of frequent tokens have twice its 3 to 6 bits; other tables have 8 bits, or 16 with
     bfloat16 weights. All sums are float32, whatever dtype the weights came in: bf16 and fp16 are where the weights
     are quantized from, and take half the memory for loading.
     """
@@ -69,7 +68,7 @@ class NativeDecode(Technique):
     tasks = ON_TEXT
     abilities = (Ability.OWN_KERNELS,)
     summary = (
-        "one operator runs the whole decode step, on packed weights of 3, 4, 8 or 16 bits and its own cache"
+        "one operator runs the whole decode step, on packed weights of 3 to 6, 8 or 16 bits and its own cache"
     )
     citation = (
         "Gerganov et al., llama.cpp, 2023, github.com/ggml-org/llama.cpp (int8 activations meet 4-bit weights in "
@@ -119,6 +118,7 @@ class NativeDecode(Technique):
         Trial({"weights": "w8", "kv": "int8"}, error_bound=0.15),
         Trial({"weights": "w4k"}),
         Trial({"weights": "w3k"}, error_bound=1.0),
+        Trial({"weights": "w6"}, error_bound=0.15),
         Trial({"weights": "bf16"}, error_bound=0.1),
     )
     only_when_asked = True  # It costs quality, and how much is acceptable depends on the use
@@ -134,9 +134,9 @@ class NativeDecode(Technique):
 
     @model_validator(mode="after")
     def _bytes_for_four_bits(self) -> Self:
-        if self.extra_bytes and self.weights not in prediction.RAISED:
+        if self.extra_bytes and self.weights not in FEW_BITS:
             raise ValueError(
-                "extra_bytes needs weights w4 or w3k; leave it out, or set weights to one of these"
+                f"extra_bytes needs weights of 3 to 6 bits; leave it out, or set weights to {', '.join(FEW_BITS)}"
             )
         return self
 

@@ -6,6 +6,7 @@ them, and compute with unpacked ones when the model itself is called: slowly, un
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
@@ -128,25 +129,29 @@ def candidates_of(
     places: Sequence[Place],
     kinds: Sequence[WeightKind],
     group: int,
-    costs: Mapping[str, float],
+    costs: Mapping[str, Sequence[float]],
     finer: Mapping[str, int],
 ) -> list[Candidate]:
-    """Every layer with its kind and its bytes. Those that `costs` names may have the raised kind as well.
+    """Every layer with its kind and its bytes. Those that `costs` names may have the raised kinds as well.
 
-    `costs` says by path what is lost with the kind and not with the raised one. The layer that loses the most for each
-    byte is raised first. `finer` says by path how many rows of 3 or 4 bits are rounded twice.
+    `costs` says by path what is lost with each of these kinds. The step that leaves out the most for each byte comes
+    first. `finer` says by path how many rows of 3 to 6 bits are rounded twice.
     """
     found = []
     for place, kind in zip(places, kinds, strict=True):
-        both: tuple[WeightKind, ...] = (kind, RAISED[kind]) if place.path in costs else (kind,)
+        all_kinds = (kind, *RAISED[kind]) if place.path in costs else (kind,)
         levels = tuple(
             Level(
                 each, DECODE_BITS[each], _bytes(weight_of(place.layer), each, group, finer.get(place.path, 0))
             )
-            for each in both
+            for each in all_kinds
         )
-        more = levels[-1].stored_bytes - levels[0].stored_bytes
-        found.append(Candidate(place.path, levels, Stage.REST, costs[place.path] / more if more else 0.0))
+        lost = costs.get(place.path, ())
+        gains = tuple(
+            (before - after) / (larger.stored_bytes - smaller.stored_bytes)
+            for (before, after), (smaller, larger) in zip(pairwise(lost), pairwise(levels), strict=True)
+        )
+        found.append(Candidate(place.path, levels, Stage.REST, gains=gains))
     return found
 
 
@@ -164,7 +169,7 @@ def exchange_linears(
 ) -> None:
     """Replaces each linear layer by one with packed weights; on a CPU these are allocated in the arena.
 
-    `kinds` has each layer's by its path. Those of 3 and 4 bits whose inputs' `moments` are known have their errors make
+    `kinds` has each layer's by its path. Those of 3 to 6 bits whose inputs' `moments` are known have their errors make
     up for each other.
     """
     last: torch.Tensor | None = None  # queries, keys and values have the same inputs
@@ -217,7 +222,7 @@ def share(layers: Sequence[DecodeLinear], matrices: Sequence[Matrix]) -> None:
 
 
 def _bytes(weight: torch.Tensor, kind: WeightKind, group: int, finer: int = 0) -> int:
-    """Bytes of a packed matrix with its padding, without its bias; of 3 or 4 bits, with so many finer rows."""
+    """Bytes of a packed matrix with its padding, without its bias; of 3 to 6 bits, with so many finer rows."""
     outputs, inputs = weight.shape
     device = DeviceKind(weight.device.type)
     more = finer_bytes(finer, inputs, device, kind=kind, group=group) if kind in FEW_BITS else 0

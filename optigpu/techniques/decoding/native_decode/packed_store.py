@@ -68,7 +68,7 @@ def pack_or_restore(
 ) -> dict[str, Any]:
     """Replaces the linear layers by packed ones, from the store if it has them; returns their facts.
 
-    Only weights of 3 and 4 bits are kept: making others anew takes no longer than reading them.
+    Only weights of 3 to 6 bits are kept: making others anew takes no longer than reading them.
     """
     is_kept = options.weights in FEW_BITS and BOUND.most_bytes() > 0
     key = key_of(model, asdict(options) | {"device": model.device.type}) if is_kept else None

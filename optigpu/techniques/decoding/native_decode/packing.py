@@ -28,7 +28,7 @@ from optigpu.techniques.decoding.native_decode.layers import (
     exchange_linears,
     kept,
 )
-from optigpu.techniques.decoding.native_decode.prediction import PackingOptions, finer_rows
+from optigpu.techniques.decoding.native_decode.prediction import RAISED, PackingOptions, finer_rows
 from optigpu.techniques.decoding.native_decode.programs import HEAD_PATH, has_tied_head
 from optigpu.techniques.decoding.native_decode.sensitivity import TiedTable, divergences
 from optigpu.techniques.decoding.native_decode.sequential import sequential_moments
@@ -79,17 +79,19 @@ def _costs(
     kinds: Sequence[WeightKind],
     options: PackingOptions,
     text: torch.Tensor | None,
-) -> dict[str, float]:
-    """The cost of the kind instead of the raised one, for each layer that may be raised.
+) -> dict[str, list[float]]:
+    """The costs of the kind and of those that it may be raised to, for each layer that may be raised.
 
-    Calibration takes away more of it where a layer's inputs tell of each other.
+    Calibration takes away more of them where a layer's inputs tell of each other.
     """
     low = [place for place, kind in zip(places, kinds, strict=True) if kind == options.weights]
-    found = divergences(model, low, options.weights, options.group)
+    levels = options.weights, *RAISED[options.weights]
+    found = divergences(model, low, levels, options.group)
     if text is not None:
         for part, moments in moments_by_layer(model, low, text):
             for place in part:
-                found[place.path] *= share_left(moments[place.path])
+                share, costs = share_left(moments[place.path]), zip(levels, found[place.path], strict=True)
+                found[place.path] = [cost * share if kind in FEW_BITS else cost for kind, cost in costs]
     return found
 
 

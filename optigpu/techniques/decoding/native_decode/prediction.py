@@ -23,8 +23,14 @@ MOST_ROWS = 512
 WIDENED = 10
 """Bytes of a quantized weight while a prompt's product on CUDA widens it: two float32 numbers and a bfloat16 one."""
 FLOAT, HALF = 4, 2
-RAISED: Mapping[WeightKind, WeightKind] = {"w3k": "w4k", "w4": "w8"}
-"""What extra bytes are for: the kind that a layer of the first kind has then."""
+RAISED: Mapping[WeightKind, tuple[WeightKind, ...]] = {
+    "w3k": ("w4k", "w5", "w6", "w8"),
+    "w4": ("w5", "w6", "w8"),
+    "w4k": ("w5", "w6", "w8"),
+    "w5": ("w6", "w8"),
+    "w6": ("w8",),
+}
+"""What extra bytes are for: the kinds that a layer of the first kind may have then, fewest bits first."""
 FINER_UNIT = 16
 """Rows of a block on a CPU, which is filled up otherwise."""
 
@@ -50,7 +56,7 @@ class PackingOptions:
 
 
 def finer_rows(vocabulary: int) -> int:
-    """How many rows of a tied table of 3 or 4 bits are rounded twice.
+    """How many rows of a tied table of 3 to 6 bits are rounded twice.
 
     Those of frequent tokens. By Zipf's law so many are about the same share of a text for every size of vocabulary.
     """
@@ -70,7 +76,7 @@ def packed_weights(
     most = 0
     for matrix in _linear(matrices):
         kind = layout.kind(matrix.part is Part.HEAD)
-        most += matrix.count * _linear_bytes(matrix, RAISED.get(kind, kind), weights, layout, device)
+        most += matrix.count * _linear_bytes(matrix, RAISED.get(kind, (kind,))[-1], weights, layout, device)
     extra = min(int(layout.extra_bytes * least), most - least)
     widest = max(matrix.elements for matrix in weights.linear)
     return weights.but(

@@ -24,12 +24,12 @@ from transformers import PreTrainedModel
 from optigpu.models.loading.self_written import sampled
 from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.decode.cpu.packing import squared_errors
-from optigpu.ops.decode.program import WeightKind
+from optigpu.ops.decode.program import FEW_BITS, WeightKind
 from optigpu.ops.four_bits.few_bits import product_type
 from optigpu.surgery.places import Place, weight_of
 from optigpu.techniques.decoding.native_decode.calibration import Moments, in_product_type
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear, compensation_of
-from optigpu.techniques.decoding.native_decode.prediction import RAISED, finer_rows
+from optigpu.techniques.decoding.native_decode.prediction import finer_rows
 from optigpu.techniques.decoding.native_decode.programs import HEAD_PATH, has_tied_head
 
 Information = dict[str, torch.Tensor]
@@ -48,23 +48,23 @@ POSITIONS_AT_ONCE = 32
 
 
 def divergences(
-    model: PreTrainedModel, places: Sequence[Place], kind: WeightKind, group: int
-) -> dict[str, float]:
-    """By how much less the model's next tokens diverge with the kind raised, for each layer's path.
+    model: PreTrainedModel, places: Sequence[Place], kinds: Sequence[WeightKind], group: int
+) -> dict[str, list[float]]:
+    """By how much the model's next tokens diverge with each of the kinds, for each layer's path.
 
     In nats for each token. `group` inputs of an output share a scale. The finer rows of a tied head are taken to be the
     first ones, as they are without calibration. With the costliest ones left out instead, a calibrated head kept its 4
     bits where 8 would have left out more: bundled:tiny with a fifth more bytes diverged by 0.0049 and not by 0.0032.
     """
     information = fisher_information(model, places, group)
-    found = {}
+    found: dict[str, list[float]] = {}
     for place in places:
-        weight = weight_of(place.layer)
-        less = squared_errors(weight, kind, group) - squared_errors(weight, RAISED[kind], group)
-        lost = 0.5 * (information[place.path] * less).sum(dim=1)
-        if place.path == HEAD_PATH and has_tied_head(model):
-            lost = lost[finer_rows(len(lost)) :]  # the others are rounded twice
-        found[place.path] = float(lost.sum())
+        weight, found[place.path] = weight_of(place.layer), []
+        for kind in kinds:
+            lost = 0.5 * (information[place.path] * squared_errors(weight, kind, group)).sum(dim=1)
+            if place.path == HEAD_PATH and has_tied_head(model) and kind in FEW_BITS:
+                lost = lost[finer_rows(len(lost)) :]  # the others are rounded twice
+            found[place.path].append(float(lost.sum()))
     return found
 
 
@@ -146,7 +146,7 @@ def _sequences(activations: torch.Tensor) -> torch.Tensor:
 
 
 class TiedTable:
-    """The head of a model with 4 bits, whose rows are looked up too, while the model is packed.
+    """The head of a model with 3 to 6 bits, whose rows are looked up too, while the model is packed.
 
     `text`, int64 [rows, length], is what the model wrote itself; without one the first rows count as those of the
     most frequent tokens, as vocabularies of byte pairs list them.
