@@ -8,7 +8,7 @@ import torch
 from optigpu.ops.decode.cpu.packing import squared_errors
 from optigpu.ops.decode.program import FEW_BITS
 from optigpu.ops.four_bits import compensated as int4_compensated
-from optigpu.ops.four_bits import grid as int4_grid
+from optigpu.ops.four_bits import quantize as int4_quantize
 from optigpu.ops.four_bits.compensated import (
     Compensation,
     compensated_groups,
@@ -18,16 +18,13 @@ from optigpu.ops.four_bits.compensated import (
 )
 from optigpu.ops.four_bits.few_bits import (
     FEW_BITS_INSTRUCTION_SETS,
-    Rounding,
-    add_moment,
+    Coupling,
     few_bits_reason,
     multiplies_bfloat16,
-    round_compensated,
-    uneven_errors,
-    uneven_numbers,
+    round_groups,
 )
 from optigpu.ops.four_bits.grid import Even, Grid, Uneven, grid_of
-from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups, scale_units
+from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups, rounding_of, scale_units
 from optigpu.ops.four_bits.scheme import EIGHT, FURTHEST, REACH, SIXTEEN, Int4Scheme, Int4Weights
 from tests.breadth import cases
 
@@ -161,7 +158,7 @@ def test_offsets_and_uneven_values_are_refused() -> None:
         quantize_groups(random(4, 64), Int4Scheme(64, symmetric=False, table=SIXTEEN))
 
 
-# ---- The C++ operators beside torch's: uneven values bit for bit.
+# ---- The C++ operators beside torch's.
 
 
 NO_COMPILER = "There is no compiler."
@@ -175,49 +172,33 @@ def paths() -> list[int]:
 
 
 def is_known(number: int) -> bool:
-    one = torch.ones(1, 1)
     try:
-        uneven_errors(one, one, torch.tensor([0.0, 1.0]), number)
+        round_groups(torch.ones(1, 32), torch.ones(1), rounding_of(Int4Scheme()), None, number)
     except RuntimeError:
         return False
     return True
 
 
-def groups_of(size: int) -> torch.Tensor:
-    """float32 [40, size], from the least to the largest numbers; one group is nothing."""
-    groups = random(40, size, seed=size) * torch.logspace(-42, 36, 40)[:, None]
-    groups[3] = 0
-    return groups
-
-
-@TABLES
-def test_errors_and_numbers_of_uneven_values_are_torch_s_bit_for_bit(table: tuple[int, ...]) -> None:
-    grid = Uneven(table, CPU)
-    for size in (*range(1, 34), 64, 100, 127, 128, 129):
-        groups = groups_of(size)
-        scale = groups.abs().amax(dim=1, keepdim=True) / 113
-        scale = torch.where(scale == 0, 1, scale) * random(40, 1).sign()
-        numbers = grid.numbers(groups / scale)
-        errors = grid.nearest_(groups / scale).mul_(scale).sub_(groups).square_()
-        for path in paths():
-            assert uneven_numbers(groups, scale, grid.table, path).equal(numbers)
-            found = uneven_errors(groups, scale, grid.table, path)
-            assert found.view(torch.int32).equal(errors.view(torch.int32))
-
-
-@TABLES
-@pytest.mark.parametrize("has_unit", [False, True])
-@pytest.mark.parametrize("size", cases([24, 128, 16, 32, 50, 64, 100]))
+@EVERY
+@pytest.mark.parametrize("size", cases([24, 128, 16, 32, 4, 64, 100]))
 def test_quantized_groups_are_those_of_torch(
-    size: int, has_unit: bool, table: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    size: int, table: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weight, scheme = groups_of(3 * size), Int4Scheme(size, table=table)
-    unit = scale_units(weight, 115) if has_unit else None
-    found = quantize_groups(weight, scheme, unit)
-    monkeypatch.setattr(int4_grid, "few_bits_reason", lambda: NO_COMPILER)
+    """Of the least to the largest numbers, and of nothing; a last bit of a quotient may turn a tie."""
+    weight = random(90, 3 * size, seed=size) * torch.logspace(-30, 15, 90)[:, None]
+    weight[3], weight[5, :size] = 0, 0
+    scheme = Int4Scheme(size, table=table, whole_bits=4 + size % 3)
+    unit = scale_units(weight, 115 if table else -scheme.least)
+    found = [
+        Int4Weights(*round_groups(weight, unit.float(), rounding_of(scheme), None, path), None)
+        for path in paths()
+    ]
+    found.append(quantize_groups(weight, scheme, unit))
+    monkeypatch.setattr(int4_quantize, "few_bits_reason", lambda: NO_COMPILER)
     expected = quantize_groups(weight, scheme, unit)
-    assert found.q.equal(expected.q)
-    assert found.scale.equal(expected.scale)
+    for each in found:
+        assert float((each.q == expected.q).all(dim=1).float().mean()) > 0.96
+        assert float((each.scale == expected.scale).all(dim=1).float().mean()) > 0.96
 
 
 @pytest.mark.parametrize(
@@ -260,19 +241,19 @@ def test_compensated_groups_are_those_of_torch(
     weight = random(outputs, size * groups)
     weight[outputs // 2, :size] = 0
     unit = scale_units(weight, 115 if table else -scheme.least)
-    given: list[tuple[torch.Tensor, torch.Tensor, Rounding]] = []
+    given: list[Any] = []
 
     def watched(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         given.append(arguments)
-        return round_compensated(*arguments)
+        return round_groups(*arguments)
 
-    monkeypatch.setattr(int4_compensated, "round_compensated", watched)
+    monkeypatch.setattr(int4_compensated, "round_groups", watched)
     compensated_groups(weight, known_of(size * groups), scheme, unit)
     monkeypatch.setattr(int4_compensated, "few_bits_reason", lambda: NO_COMPILER)
     expected = compensated_groups(weight, known_of(size * groups), scheme, unit)
-    (arguments,) = given
+    ((rows, units_of, how, coupling),) = given
     for path in paths():
-        found = Int4Weights(*round_compensated(*arguments, path), None)
+        found = Int4Weights(*round_groups(rows, units_of, how, coupling, path), None)
         same = (found.q == expected.q).all(dim=1) & (found.scale == expected.scale).all(dim=1)
         assert float(same.float().mean()) > 0.96
         both = [loss_of(each, weight, unit, scheme) for each in (found, expected)]
@@ -316,34 +297,17 @@ def test_an_output_s_numbers_depend_neither_on_others_nor_on_threads(
     assert some.scale.equal(all_.scale[70:105])
 
 
-@pytest.mark.parametrize(("tokens", "inputs"), [(64, 64), (31, 100), (1, 5), (200, 130)])
-def test_a_moment_is_the_sum_of_products_in_float32(tokens: int, inputs: int) -> None:
-    x, moment = random(tokens, inputs).bfloat16(), torch.zeros(inputs, inputs)
-    if not multiplies_bfloat16():
-        with pytest.raises(RuntimeError, match="no products of bfloat16"):
-            add_moment(moment, x)
-        return
-    for _ in range(2):
-        add_moment(moment, x)
-    expected = 2 * (x.double().T @ x.double())
-    torch.testing.assert_close(moment.triu().double(), expected.triu(), rtol=1e-5, atol=1e-4)
-
-
 def test_what_does_not_fit_is_refused() -> None:
     assert few_bits_reason() is None
-    groups, values = torch.ones(2, 8), torch.tensor([0.0, 1.0])
-    with pytest.raises(RuntimeError, match="scales must be 2 contiguous float32"):
-        uneven_errors(groups, torch.ones(3, 1), values)
-    with pytest.raises(RuntimeError, match="2 to 16 values"):
-        uneven_numbers(groups, torch.ones(2, 1), torch.ones(17))
+    four = rounding_of(Int4Scheme(8))
+    for values in (torch.ones(1), torch.ones(17)):
+        with pytest.raises(RuntimeError, match="2 to 16 values"):
+            round_groups(torch.ones(4, 8), torch.ones(4), four._replace(values=values))
     for size in (2, 6, 132):
-        square, one = torch.eye(size), torch.eye(size).unsqueeze(0)
-        how = Rounding(square, square, one, one, None, 0, -8, torch.ones(1), 3, 2)
         with pytest.raises(RuntimeError, match="4 to 128 inputs"):
-            round_compensated(torch.ones(4, size), torch.ones(4), how)
-    one = torch.eye(8).unsqueeze(0)
-    how = Rounding(torch.eye(8), torch.eye(4), one, one, None, 0, -8, torch.ones(1), 3, 2)
+            round_groups(torch.ones(4, size), torch.ones(4), four._replace(size=size))
+    coupling = Coupling(torch.eye(8), torch.eye(4), torch.eye(8)[None], torch.eye(8)[None])
     with pytest.raises(RuntimeError, match="factors must be 64 contiguous"):
-        round_compensated(torch.ones(4, 8), torch.ones(4), how)
+        round_groups(torch.ones(4, 8), torch.ones(4), four, coupling)
     with pytest.raises(RuntimeError, match="units must be 4 contiguous"):
-        round_compensated(torch.ones(4, 8), torch.ones(3), how)
+        round_groups(torch.ones(4, 8), torch.ones(3), four, coupling)

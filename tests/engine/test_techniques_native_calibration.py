@@ -11,7 +11,7 @@ from optigpu.models.loading.self_written import sampled
 from optigpu.models.reference import parse_reference
 from optigpu.ops.decode.cpu.packing import unpack
 from optigpu.ops.decode.program import WeightKind
-from optigpu.ops.four_bits.compensated import DAMPING
+from optigpu.ops.four_bits.compensated import DAMPING, SHRINKAGE
 from optigpu.ops.four_bits.few_bits import product_type
 from optigpu.quality.divergence import divergence
 from optigpu.surgery.places import linear_places, weight_of
@@ -80,8 +80,8 @@ def test_a_text_is_the_model_s_own_and_leaves_it_as_it_was(family: str) -> None:
     model = decoder_model(family)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.get_rng_state()
-    text = calibration_text(model, 32)
-    assert text.equal(calibration_text(model, 32))
+    text = calibration_text(model)
+    assert text.equal(calibration_text(model))
     assert torch.get_rng_state().equal(state)
     assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
     assert all(weight_of(place.layer).is_floating_point() for place in linear_places(model))
@@ -163,7 +163,7 @@ def test_layers_are_given_what_the_packed_model_gives_and_aim_at_what_the_plain_
         torch.testing.assert_close(moments[path].double(), moment, rtol=1e-3, atol=1e-4 * float(size))
         weight = weight_of(plain.get_submodule(path)).double()
         drift = (wished[path] - x).T @ x
-        damped = moment + DAMPING * size * torch.eye(len(moment))
+        damped = moment + torch.diag(SHRINKAGE * moment.diagonal() + DAMPING * size)
         change = 0.0 if tied and path == HEAD_PATH else SHARE * weight @ drift @ damped.inverse()
         torch.testing.assert_close(aims[path], weight + change, rtol=0.0, atol=2e-3 * float(weight.std()))
     assert any((wished[path] - given[path]).abs().max() > 0.01 for path in paths)

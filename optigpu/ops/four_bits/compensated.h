@@ -1,4 +1,4 @@
-// Rounding with compensation, as in compensated.py, for one strip of outputs after the other: outputs know
+// Rounding, with compensation as in compensated.py or without, for one strip of outputs after the other: outputs know
 // nothing of each other, so that a strip's weights, numbers and errors stay in a core's caches, and no thread waits for
 // another. Included after few_bits.h, once for each instruction set.
 
@@ -209,6 +209,21 @@ static INLINE void put_errors(const Compensated& all, int64_t start, const Held&
     }
 }
 
+// A group's numbers where nothing is known of its inputs.
+template <bool kIsEven>
+static void round_group(const Compensated& all, int64_t group, const Held& held) {
+  const int64_t start = group * all.size;
+  Strip left[kMostInputs], scale;
+  for (int64_t input = 0; input < all.size; ++input) load_strip(held.weight + (start + input) * kStrip, left[input]);
+  find_scale<kIsEven>(all, left, held.unit, scale);
+  for (int v = 0; v < kVectors; ++v) {
+    const Vector step = 1 / scale[v], moved = moved_by(all, scale[v], load(held.unit + v * kLanes));
+    for (int64_t input = 0; input < all.size; ++input)
+      store(held.value + (start + input) * kStrip + v * kLanes, value_of<kIsEven>(all, left[input][v] * step, moved));
+  }
+  store_strip(held.scale + group * kStrip, scale);
+}
+
 // The first numbers of a group: later inputs take back what they can of each error, as in GPTQ.
 template <typename Products, bool kIsEven>
 static void begin_group(const Compensated& all, int64_t group, const Held& held) {
@@ -296,8 +311,13 @@ static void round_strip(const Compensated& all, int64_t first, float* room) {
   const Held held(all, room);
   const int64_t groups = all.inputs / all.size;
   take_strip(all, first, held);
-  for (int64_t group = 0; group < groups; ++group) begin_group<Products, kIsEven>(all, group, held);
-  for (int64_t round = 0; round < all.rounds; ++round)
+  for (int64_t group = 0; group < groups; ++group) {
+    if (all.moment == nullptr)
+      round_group<kIsEven>(all, group, held);
+    else
+      begin_group<Products, kIsEven>(all, group, held);
+  }
+  for (int64_t round = 0; round < (all.moment == nullptr ? 0 : all.rounds); ++round)
     for (int64_t group = 0; group < groups; ++group) improve_group<Products, kIsEven>(all, group, held);
   give_strip(all, first, held);
 }

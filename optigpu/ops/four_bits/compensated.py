@@ -17,14 +17,16 @@ from typing import NamedTuple
 
 import torch
 
-from optigpu.ops.four_bits.few_bits import Rounding, few_bits_reason, round_compensated
+from optigpu.ops.four_bits.few_bits import Coupling, few_bits_reason, round_groups
 from optigpu.ops.four_bits.grid import Grid, grid_of
-from optigpu.ops.four_bits.quantize import SCALE_STEPS, UNEVEN_SCALES, quantize_groups, rounded_scale
-from optigpu.ops.four_bits.scheme import FURTHEST, Int4Scheme, Int4Weights
+from optigpu.ops.four_bits.quantize import quantize_groups, rounded_scale, rounding_of
+from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
 from optigpu.ops.operands import is_finite, named
 
-DAMPING = 0.01
-"""Share of the mean second moment that is added to each, for what few samples do not tell; the paper's."""
+DAMPING, SHRINKAGE = 0.003, 0.1
+"""For what few samples do not tell: the share of the mean second moment that is added to each input's own, and the
+share by which that grows, which takes away from what inputs say of each other, as Ledoit and Wolf (2004) do. GPTQ adds
+0.01 of the mean alone, of which a few inputs of a large model hold the most."""
 BLOCK = 64
 """Inputs whose factor is made at once: what they owe to all others is one product. 256 took half as long again for
 1,536 inputs, twice as long for 576, and as long for 4,096."""
@@ -43,7 +45,9 @@ class Compensation(NamedTuple):
     rough_factor: torch.Tensor
 
 
-def compensation(moment: torch.Tensor, products: torch.dtype = torch.float32) -> Compensation:
+def compensation(
+    moment: torch.Tensor, products: torch.dtype = torch.float32, shrinkage: float = SHRINKAGE
+) -> Compensation:
     """From the sum over samples of x xT, float32 [inputs, inputs].
 
     `products` is the type in which the C++ operator multiplies errors with it; torch does in float32. Inputs that are
@@ -53,7 +57,7 @@ def compensation(moment: torch.Tensor, products: torch.dtype = torch.float32) ->
         raise ValueError(f"compensation needs a finite square matrix, not {named(moment)}.")
     size = moment.diagonal().mean()
     damped = moment / size if bool(size > 0) else torch.zeros_like(moment)
-    damped.diagonal().add_(DAMPING)
+    damped.diagonal().mul_(1 + shrinkage).add_(DAMPING)
     factor = _factor(damped)
     return Compensation(damped, factor, damped.to(products), factor.to(products))
 
@@ -63,7 +67,7 @@ def share_left(moment: torch.Tensor) -> float:
 
     What is left of an input's error has the size of its own entry in the factor. Descent leaves up to half of that.
     """
-    known = compensation(moment)
+    known = compensation(moment, shrinkage=0)
     return float(known.factor.diagonal().square().sum() / known.moment.diagonal().sum())
 
 
@@ -109,20 +113,14 @@ def compensated_groups(
 def _by_operator(
     weight: torch.Tensor, known: Compensation, scheme: Int4Scheme, unit: torch.Tensor
 ) -> Int4Weights:
-    grid = grid_of(scheme, weight.device)
-    how = Rounding(
+    coupling = Coupling(
         known.rough_moment,
         known.rough_factor,
         own=_diagonal(known.moment, scheme.group_size),
         inverse=_inverses(known, scheme.group_size),
-        values=grid.table,
-        move=grid.move,
-        least=grid.least,
-        shares=torch.tensor(UNEVEN_SCALES + tuple(-share for share in UNEVEN_SCALES)) / FURTHEST,
-        steps=SCALE_STEPS if scheme.solver == "hqq" else 1,
-        rounds=ROUNDS,
     )
-    numbers, scale = round_compensated(weight.float().contiguous(), unit.float(), how)
+    how = rounding_of(scheme, ROUNDS)
+    numbers, scale = round_groups(weight.float().contiguous(), unit.float(), how, coupling)
     return Int4Weights(numbers, scale, None)
 
 

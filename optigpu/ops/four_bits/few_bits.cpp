@@ -1,6 +1,5 @@
-// What packing weights in few bits does many times with each of them: errors of uneven values for a scale that is tried,
-// rounding with compensation, and second moments of activations. Registered through PyTorch's stable
-// C ABI, as int8_linear.cpp says.
+// Rounding weights to few bits, with compensation or without. Registered through PyTorch's stable C ABI, as
+// int8_linear.cpp says.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -11,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -25,13 +25,6 @@ using torch::stable::Tensor;
 
 #define INLINE inline __attribute__((always_inline))
 
-// Keeps the compiler from making one operation of a product and the sum that follows: torch rounds both.
-#if defined(__x86_64__)
-#define UNKNOWN(value) asm volatile("" : "+x"(value))
-#else
-#define UNKNOWN(value) asm volatile("" : "+w"(value))
-#endif
-
 constexpr int64_t kMostValues = 16, kMostInputs = 128, kUnit = 4;
 constexpr float kLargestScale = 127;
 
@@ -42,18 +35,11 @@ struct Values {
   float value[kMostValues], step[kMostValues], between[kMostValues];
 };
 
-struct Groups {
-  const float* weight;  // [groups, size]
-  const float* scale;   // [groups]
-  Values values;
-  int64_t size;
-  void* found;  // like weight: squared errors as floats, or numbers as bytes
-};
-
 struct Compensated {
   const float* weight;  // [outputs, inputs]
   const float* unit;    // [outputs], of which scales are multiples
   // Both [inputs, inputs], bfloat16 if `has_halves`, else float32; the factor is the lower one of the moment's upper R.
+  // Null where each group is rounded by itself.
   const void *moment, *factor;
   const float* own;      // [groups, size, size]: the moments of each group's inputs
   const float* inverse;  // [groups, size, size]: the inverses of the upper factor's squares on the diagonal
@@ -100,7 +86,6 @@ namespace avx512_bf16 {
 constexpr int kLanes = 16;
 #include "few_bits.h"
 #include "compensated.h"
-#include "moments.h"
 }  // namespace avx512_bf16
 #pragma GCC pop_options
 #endif
@@ -163,31 +148,6 @@ Values values_of(const Tensor& values) {
   return found;
 }
 
-constexpr int64_t kGrain = int64_t{1} << 14;  // weights for which waking a thread pays
-
-using OverGroups = void (*)(const Groups&, int64_t, int64_t);
-
-Tensor over_groups(const Tensor& weight, const Tensor& scale, const Tensor& values, OverGroups run, ScalarType type) {
-  STD_TORCH_CHECK(weight.dim() == 2 && weight.size(1) > 0, "few_bits: weights must be [groups, size]");
-  const int64_t count = weight.size(0), size = weight.size(1);
-  Tensor found = torch::stable::new_empty(weight, {count, size}, type);
-  const Groups groups{floats(weight, count * size, "weights"), floats(scale, count, "scales"), values_of(values), size,
-                      found.mutable_data_ptr()};
-  torch::stable::parallel_for(0, count, 1 + kGrain / size,
-                              [&](int64_t first, int64_t last) { run(groups, first, last); });
-  return found;
-}
-
-Tensor uneven_errors(const Tensor& weight, const Tensor& scale, const Tensor& values, int64_t instruction_set) {
-  const int64_t set = known(instruction_set);
-  return over_groups(weight, scale, values, FOR_SET(set, squared_errors), ScalarType::Float);
-}
-
-Tensor uneven_numbers(const Tensor& weight, const Tensor& scale, const Tensor& values, int64_t instruction_set) {
-  const int64_t set = known(instruction_set);
-  return over_groups(weight, scale, values, FOR_SET(set, numbers), ScalarType::Byte);
-}
-
 // Of [inputs, inputs], whose type says how errors are multiplied with it.
 const void* square(const Tensor& tensor, const Compensated& all, const char* name) {
   if (!all.has_halves) return floats(tensor, all.inputs * all.inputs, name);
@@ -204,21 +164,26 @@ Number* room_for(Tensor& tensor, int64_t numbers, ScalarType type) {
   return static_cast<Number*>(tensor.mutable_data_ptr());
 }
 
-void round_compensated(const Tensor& weight, const Tensor& unit, const Tensor& moment, const Tensor& factor,
-                       const Tensor& own, const Tensor& inverse, const std::optional<Tensor>& values,
-                       int64_t move, int64_t least, const Tensor& shares, int64_t steps, int64_t rounds, Tensor numbers, Tensor scale,
-                       int64_t instruction_set) {
-  STD_TORCH_CHECK(weight.dim() == 2 && own.dim() == 3, "few_bits: weights must be [outputs, inputs]");
-  const int64_t set = known(instruction_set), size = own.size(1);
+void round_groups(const Tensor& weight, const Tensor& unit, const std::optional<Tensor>& moment,
+                  const std::optional<Tensor>& factor, const std::optional<Tensor>& own,
+                  const std::optional<Tensor>& inverse, int64_t size, const std::optional<Tensor>& values, int64_t move,
+                  int64_t least, const Tensor& shares, int64_t steps, int64_t rounds, Tensor numbers, Tensor scale,
+                  int64_t instruction_set) {
+  STD_TORCH_CHECK(weight.dim() == 2, "few_bits: weights must be [outputs, inputs]");
+  const int64_t set = known(instruction_set);
   Compensated all{};
   all.size = size, all.outputs = weight.size(0), all.inputs = weight.size(1);
   STD_TORCH_CHECK(size > 0 && size % kUnit == 0 && size <= kMostInputs && all.inputs % size == 0,
                   "few_bits: a group has 4 to 128 inputs, in fours, and groups divide the inputs");
-  all.has_halves = moment.scalar_type() == ScalarType::BFloat16;
-  STD_TORCH_CHECK(!all.has_halves || set == kAvx512Bf16, "few_bits: this CPU has no products of bfloat16");
   all.weight = floats(weight, all.outputs * all.inputs, "weights"), all.unit = floats(unit, all.outputs, "units");
-  all.moment = square(moment, all, "moments"), all.factor = square(factor, all, "factors");
-  all.own = floats(own, all.inputs * size, "own moments"), all.inverse = floats(inverse, all.inputs * size, "inverses");
+  if (moment) {
+    STD_TORCH_CHECK(factor && own && inverse, "few_bits: a moment needs its factor, own moments and inverses");
+    all.has_halves = moment->scalar_type() == ScalarType::BFloat16;
+    STD_TORCH_CHECK(!all.has_halves || set == kAvx512Bf16, "few_bits: this CPU has no products of bfloat16");
+    all.moment = square(*moment, all, "moments"), all.factor = square(*factor, all, "factors");
+    all.own = floats(*own, all.inputs * size, "own moments");
+    all.inverse = floats(*inverse, all.inputs * size, "inverses");
+  }
   if (values) all.values = values_of(*values);
   all.move = static_cast<float>(move), all.least = static_cast<float>(least);
   all.tried = shares.numel(), all.shares = floats(shares, all.tried, "shares"), all.steps = steps, all.rounds = rounds;
@@ -229,32 +194,10 @@ void round_compensated(const Tensor& weight, const Tensor& unit, const Tensor& m
   const int64_t line = 64 / sizeof(float);
   std::atomic<int64_t> next{0};  // a thread that others disturb takes fewer strips
   torch::stable::parallel_for(0, strips, 1, [&](int64_t, int64_t) {
-    std::vector<float> room(outputs * (3 * all.inputs + all.inputs / size + 1) + line);
-    float* aligned = room.data() + (-(reinterpret_cast<uintptr_t>(room.data()) / sizeof(float)) % line);
+    const std::unique_ptr<float[]> room(new float[outputs * (3 * all.inputs + all.inputs / size + 1) + line]);
+    float* aligned = room.get() + (-(reinterpret_cast<uintptr_t>(room.get()) / sizeof(float)) % line);
     for (int64_t strip; (strip = next++) < strips;) run(all, strip * outputs, aligned);
   });
-}
-
-// Adds xT x to a moment on and right of the diagonal, by whole squares of kSide.
-void add_moment(Tensor moment, const Tensor& x) {
-  STD_TORCH_CHECK(cpu_has(kAvx512Bf16), "few_bits: this CPU has no products of bfloat16");
-  STD_TORCH_CHECK(x.dim() == 2 && x.scalar_type() == ScalarType::BFloat16 && x.is_contiguous(),
-                  "few_bits: activations must be contiguous bfloat16 [tokens, inputs]");
-#if defined(__x86_64__)
-  const int64_t tokens = x.size(0), size = x.size(1);
-  floats(moment, size * size, "moments");
-  constexpr int64_t kSide = avx512_bf16::kSide;
-  const int64_t sides = (size + kSide - 1) / kSide, pairs = (tokens + 1) / 2;
-  std::vector<uint32_t> packed(sides * pairs * kSide);
-  const uint16_t* from = static_cast<const uint16_t*>(x.const_data_ptr());
-  float* to = static_cast<float*>(moment.mutable_data_ptr());
-  torch::stable::parallel_for(0, sides, 1, [&](int64_t first, int64_t last) {
-    for (int64_t side = first; side < last; ++side) avx512_bf16::pack_side(from, tokens, size, side, packed.data());
-  });
-  torch::stable::parallel_for(0, sides * (sides + 1) / 2, 1, [&](int64_t first, int64_t last) {
-    for (int64_t square = first; square < last; ++square) avx512_bf16::add_square(packed.data(), pairs, size, square, to);
-  });
-#endif
 }
 
 }  // namespace
@@ -263,17 +206,11 @@ extern "C" int64_t optigpu_best_few_bits_instruction_set() { return best_instruc
 extern "C" int64_t optigpu_few_bits_has_bfloat16() { return cpu_has(kAvx512Bf16); }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(optigpu, library) {
-  library.def("uneven_errors(Tensor weight, Tensor scale, Tensor values, int instruction_set=0) -> Tensor");
-  library.def("uneven_numbers(Tensor weight, Tensor scale, Tensor values, int instruction_set=0) -> Tensor");
-  library.def("round_compensated(Tensor weight, Tensor unit, Tensor moment, Tensor factor, Tensor own, Tensor inverse, "
-              "Tensor? values, int move, int least, Tensor shares, int steps, int rounds, Tensor(a!) numbers, Tensor(b!) scale, "
-              "int instruction_set=0) -> ()");
-  library.def("add_moment(Tensor(a!) moment, Tensor x) -> ()");
+  library.def("round_groups(Tensor weight, Tensor unit, Tensor? moment, Tensor? factor, Tensor? own, Tensor? inverse, "
+              "int size, Tensor? values, int move, int least, Tensor shares, int steps, int rounds, Tensor(a!) numbers, "
+              "Tensor(b!) scale, int instruction_set=0) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(optigpu, CPU, library) {
-  library.impl("uneven_errors", TORCH_BOX(&uneven_errors));
-  library.impl("uneven_numbers", TORCH_BOX(&uneven_numbers));
-  library.impl("round_compensated", TORCH_BOX(&round_compensated));
-  library.impl("add_moment", TORCH_BOX(&add_moment));
+  library.impl("round_groups", TORCH_BOX(&round_groups));
 }

@@ -2,7 +2,6 @@
 
 import torch
 
-from optigpu.ops.four_bits.few_bits import few_bits_reason, uneven_errors, uneven_numbers
 from optigpu.ops.four_bits.scheme import MOVED, Int4Scheme
 from optigpu.ops.operands import INT4_LEAST
 
@@ -64,22 +63,6 @@ class Uneven:
 
     def moved(self, multiple: torch.Tensor) -> torch.Tensor:
         return self.parity(multiple).mul_(self.move)
-
-    def squared_errors(self, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """Of each weight, contiguous float32 [groups, size], with a scale for each group, [groups, 1]."""
-        if self._is_native:
-            return uneven_errors(weight, scale, self.table)
-        return self.nearest_(weight / scale).mul_(scale).sub_(weight).square_()
-
-    def numbers_of(self, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """The nearest numbers, uint8; all else as in `squared_errors`."""
-        if self._is_native:
-            return uneven_numbers(weight, scale, self.table)
-        return self.numbers(weight / scale)
-
-    @property
-    def _is_native(self) -> bool:
-        return self.table.is_cpu and few_bits_reason() is None
 
 
 Grid = Even | Uneven

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import torch
 
-from optigpu.ops.four_bits.grid import Even, Uneven
+from optigpu.ops.four_bits.few_bits import GROUP_SIZES, Rounding, few_bits_reason, round_groups
+from optigpu.ops.four_bits.grid import Even, Uneven, grid_of
 from optigpu.ops.four_bits.scheme import FURTHEST, REACH, Int4Scheme, Int4Weights
 from optigpu.ops.operands import INT4_LARGEST, INT4_LEAST, INT4_ZERO, INT8_LARGEST, is_finite, named
 
@@ -67,6 +68,9 @@ def quantize_groups(
         raise ValueError(
             "quantize_groups takes a unit only for a symmetric scheme, and this scheme has offsets."
         )
+    if unit is not None and weight.is_cpu and few_bits_reason() is None and scheme.group_size in GROUP_SIZES:
+        numbers, scale = round_groups(weight.detach().float().contiguous(), unit.float(), rounding_of(scheme))
+        return Int4Weights(numbers, scale, None)
     at_once = max(1, AT_ONCE.get(weight.device.type, AT_ONCE["cpu"]) // inner)
     units = itertools.repeat(None) if unit is None else unit.split(at_once)
 
@@ -84,6 +88,20 @@ def quantize_groups(
     groups = (outputs, -1)
     return Int4Weights(
         q.view(outputs, inner), scale.view(groups), None if scheme.symmetric else offset.view(groups)
+    )
+
+
+def rounding_of(scheme: Int4Scheme, rounds: int = 0) -> Rounding:
+    """What the C++ operator is told of a symmetric scheme; `rounds` are of descent."""
+    grid = grid_of(scheme, torch.device("cpu"))
+    return Rounding(
+        scheme.group_size,
+        values=grid.table,
+        move=grid.move,
+        least=grid.least,
+        shares=torch.tensor(UNEVEN_SCALES + tuple(-share for share in UNEVEN_SCALES)) / FURTHEST,
+        steps=SCALE_STEPS if scheme.solver == "hqq" else 1,
+        rounds=rounds,
     )
 
 
@@ -153,10 +171,11 @@ def _uneven(
         move = grid.move if odd else 0
         for share in (*UNEVEN_SCALES, *(-share for share in UNEVEN_SCALES)):
             scale = rounded_scale(whole * share, unit, odd)
-            loss = grid.squared_errors(w - move * scale, scale).sum(dim=1, keepdim=True)
+            rounded = grid.nearest_((w - move * scale) / scale).add_(move).mul_(scale)
+            loss = rounded.sub_(w).square_().sum(dim=1, keepdim=True)
             best, moved = torch.where(loss < least, scale, best), torch.where(loss < least, move, moved)
             least = torch.minimum(loss, least)
-    numbers = grid.numbers_of(w - moved * best, best)
+    numbers = grid.numbers((w - moved * best) / best)
     return numbers, _stored(best, unit), torch.zeros_like(best, dtype=torch.bfloat16)
 
 

@@ -1,4 +1,4 @@
-"""A decoder's packed weights, kept in the cache folder: packing takes minutes where reading takes a second.
+"""A decoder's packed weights, kept in the cache folder: packing takes many times as long as reading.
 
     facts = pack_or_restore(model, places, options)
 

@@ -20,7 +20,6 @@ from optigpu.techniques.decoding.native_decode.calibration import (
     SEQUENTIAL,
     calibration_text,
     moments_by_layer,
-    unseen,
 )
 from optigpu.techniques.decoding.native_decode.layers import (
     DecodeLinear,
@@ -30,7 +29,7 @@ from optigpu.techniques.decoding.native_decode.layers import (
 )
 from optigpu.techniques.decoding.native_decode.prediction import RAISED, PackingOptions, finer_rows
 from optigpu.techniques.decoding.native_decode.programs import HEAD_PATH, has_tied_head
-from optigpu.techniques.decoding.native_decode.sensitivity import TiedTable, divergences
+from optigpu.techniques.decoding.native_decode.sensitivity import TIED_ROWS, TiedTable, divergences
 from optigpu.techniques.decoding.native_decode.sequential import sequential_moments
 
 
@@ -58,7 +57,7 @@ def pack_layers(
     size = SEQUENTIAL if options.calibration == "sequential" else SELF
     if is_calibrated:
         doing("writing a text to calibrate on")
-    text = calibration_text(model, options.group, size) if is_calibrated else None
+    text = calibration_text(model, size) if is_calibrated else None
     costs = _costs(model, places, kinds, options, text) if options.extra_bytes else {}
     finer = {HEAD_PATH: finer_rows(model.config.vocab_size)} if has_tied_head(model) else {}
     candidates = candidates_of(places, kinds, options.group, costs, finer)
@@ -107,7 +106,7 @@ def _exchange(
     kinds: dict[str, Any] = {decision.path: decision.level.kind for decision in decisions}
     arena = _arena_for(places, total_bytes(decisions))
     calibrated = [place for place in places if text is not None and kinds[place.path] in FEW_BITS]
-    tied = TiedTable(model, text) if has_tied_head(model) and kinds[HEAD_PATH] in FEW_BITS else None
+    tied = TiedTable(model) if has_tied_head(model) and kinds[HEAD_PATH] in FEW_BITS else None
     begun = 0
 
     def told(part: Sequence[Place]) -> Iterator[Place]:
@@ -119,8 +118,11 @@ def _exchange(
 
     if text is not None:
         doing("reading the text to calibrate on")
-        by_layer = sequential_moments if options.calibration == "sequential" else moments_by_layer
-        for part, moments in by_layer(model, calibrated, text, tied.see if tied else unseen):
+        is_sequential = options.calibration == "sequential"
+        by_layer = sequential_moments if is_sequential else moments_by_layer
+        if tied is not None and is_sequential:
+            tied.run(text[:TIED_ROWS])
+        for part, moments in by_layer(model, calibrated, text, tied):
             if tied is not None:
                 tied.weigh(moments, text.numel())
             exchange_linears(told(part), kinds, options.group, arena, moments)

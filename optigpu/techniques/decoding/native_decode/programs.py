@@ -28,6 +28,7 @@ from optigpu.ops.decode.program import (
     WeightKind,
 )
 from optigpu.ops.layouts import DECODE_TILE
+from optigpu.ops.operands import is_finite
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.decoding.native_decode.families import ROLES, Roles, joined
 from optigpu.techniques.decoding.native_decode.layers import (
@@ -110,7 +111,7 @@ def refusal(model: PreTrainedModel) -> str | None:
     if reason:
         return f"{reason}; {LEAVE_OUT}"
     for name, parameter in model.named_parameters():
-        if not bool(parameter.isfinite().all()):
+        if not is_finite(parameter):
             return f"needs finite weights, and {name} has some that are NaN or infinite; the model's files are damaged"
     return None
 

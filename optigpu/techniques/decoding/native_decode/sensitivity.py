@@ -15,8 +15,7 @@ sharing the table costs, and the finer rows take away the rest.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -27,7 +26,7 @@ from optigpu.ops.decode.cpu.packing import squared_errors
 from optigpu.ops.decode.program import FEW_BITS, WeightKind
 from optigpu.ops.four_bits.few_bits import product_type
 from optigpu.surgery.places import Place, weight_of
-from optigpu.techniques.decoding.native_decode.calibration import Moments, in_product_type
+from optigpu.techniques.decoding.native_decode.calibration import Moments, Reading, in_product_type
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear, compensation_of
 from optigpu.techniques.decoding.native_decode.prediction import finer_rows
 from optigpu.techniques.decoding.native_decode.programs import HEAD_PATH, has_tied_head
@@ -43,8 +42,9 @@ diverged by 0.00524 and not by 0.00528, bundled:small by 0.01065 and not by 0.01
 """
 TOLD = 2**12
 """Positions whose next tokens' probabilities are added up for it, or somewhat more."""
-POSITIONS_AT_ONCE = 32
-"""Whose logits become probabilities."""
+LOGITS_AT_ONCE, POSITIONS_AT_ONCE = 128, 32
+"""Positions whose logits are computed, few enough for memory that is used again, and of which they become
+probabilities."""
 
 
 def divergences(
@@ -145,40 +145,88 @@ def _sequences(activations: torch.Tensor) -> torch.Tensor:
     return activations.reshape(ROWS, -1, activations.shape[-1]).float()
 
 
-class TiedTable:
+class TiedTable(Reading):
     """The head of a model with 3 to 6 bits, whose rows are looked up too, while the model is packed.
 
-    `text`, int64 [rows, length], is what the model wrote itself; without one the first rows count as those of the
-    most frequent tokens, as vocabularies of byte pairs list them.
+    Without a text the first rows count as those of the most frequent tokens, as vocabularies of byte pairs list them.
     """
 
-    def __init__(self, model: PreTrainedModel, text: torch.Tensor | None) -> None:
-        """Looks at the model before anything is packed."""
-        self._model = model
-        self._gradients = None if text is None else _gradients(model, text[:TIED_ROWS])
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        width = weight_of(model.get_output_embeddings()).shape[1]
+        self._weight: torch.Tensor | None = None
+        self._gradients = torch.zeros(width, width, device=model.device)
         self._frequency = torch.zeros(model.config.vocab_size, device=model.device)
-        self._spread, self._seen = 0.0, 0
+        self._spread, self._seen, self._learned = 0.0, 0, 0
         self._moment: torch.Tensor | None = None
 
+    def run(self, rows: torch.Tensor) -> None:
+        """As a text is read; the first rows tell the sum of g gT over positions, of gradients by embedded tokens."""
+        if self._learned >= TIED_ROWS * rows.shape[1]:
+            super().run(rows)
+            return
+        for some in rows.split(TIED_ROWS_AT_ONCE):
+            with torch.enable_grad(), in_product_type(self._model), embedded_tokens(self._model) as embedded:
+                hidden = self._model.base_model(input_ids=some, use_cache=False).last_hidden_state
+            pull = self._pull(some, hidden.detach()).to(hidden.dtype)
+            (gradient,) = torch.autograd.grad(hidden, embedded, pull)
+            gradient = gradient.flatten(0, -2).float() * own_scale(self._model)
+            self._gradients.addmm_(gradient.T, gradient)
+            self._learned += some.numel()
+
     def see(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Adds up the probabilities of tokens, and their spread: 1 - the sum of their squares, by which errors of
-        logits count. Gives back what the head is given, [rows, tokens, width]; that of some thousand tokens is enough.
+        """Adds up the probabilities of tokens by what the head is given, [rows, tokens, width], which it gives back.
+
+        Those of some thousand tokens are enough; where gradients are asked for, `run` adds them up.
         """
-        if self._seen < TOLD:
-            logits = (_logits(self._model, rows) for rows in hidden.split(TIED_ROWS_AT_ONCE))
-            for some in chain.from_iterable(each.split(POSITIONS_AT_ONCE) for each in logits):
-                probability = some.float().softmax(dim=1)
-                self._frequency += probability.sum(dim=0)
-                self._spread += float((1 - torch.linalg.vector_norm(probability, dim=1).square()).sum())
-                self._seen += len(some)
+        if self._seen < TOLD and not hidden.requires_grad:
+            for logits in self._logits(hidden):
+                for some in logits.split(POSITIONS_AT_ONCE):
+                    self._told(some)
         return hidden
+
+    def _logits(self, hidden: torch.Tensor) -> Iterator[torch.Tensor]:
+        """[positions, vocabulary], of some positions at a time."""
+        head = self._model.get_output_embeddings()
+        if self._weight is None:
+            self._weight = weight_of(head).detach().to(product_type(hidden.device))
+        bias = None if head.bias is None else head.bias.detach().to(self._weight.dtype)
+        for some in hidden.flatten(0, -2).to(self._weight.dtype).split(LOGITS_AT_ONCE):
+            yield torch.nn.functional.linear(some, self._weight, bias)
+
+    def _told(self, logits: torch.Tensor) -> torch.Tensor:
+        """The probabilities of some positions. Adds them up, and their spread: 1 - the sum of their squares, by which
+        errors of logits count."""
+        probability = logits.float().softmax(dim=1)
+        self._frequency += probability.sum(dim=0)
+        self._spread += float((1 - torch.linalg.vector_norm(probability, dim=1).square()).sum())
+        self._seen += len(logits)
+        return probability
+
+    def _pull(self, rows: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """The gradients of the text's log-likelihood by what the head is given; logits become theirs in place."""
+        # The last position of a row has no next token.
+        next_ones = iter(
+            torch.nn.functional.pad(rows[:, 1:], (0, 1), value=-1).flatten().split(POSITIONS_AT_ONCE)
+        )
+        pulls = []
+        for logits in self._logits(hidden):
+            for some, after in zip(logits.split(POSITIONS_AT_ONCE), next_ones, strict=False):
+                probability = self._told(some)
+                known = (after >= 0).nonzero().squeeze(1)
+                probability[known, after[known]] -= 1
+                some.copy_(probability.mul_((after >= 0).unsqueeze(1)))
+            pulls.append(logits @ cast(torch.Tensor, self._weight))
+        found: torch.Tensor = torch.cat(pulls).unflatten(0, rows.shape)
+        return found
 
     def weigh(self, moments: Moments, positions: int) -> None:
         """Adds to the moments of the head's inputs, sums over so many positions, what errors cost in lookups."""
-        if self._gradients is None or HEAD_PATH not in moments:
+        if HEAD_PATH not in moments:
             return
-        self._moment = moments[HEAD_PATH] * (self._spread / self._seen / positions) + self._gradients
-        moments[HEAD_PATH] = self._moment
+        self._weight = None
+        told = moments[HEAD_PATH] * (self._spread / self._seen / positions)
+        self._moment = moments[HEAD_PATH] = told.add_(self._gradients, alpha=1 / self._learned)
 
     def refine(self, arena: Arena | None) -> None:
         """Gives the packed head its finer rows; what they are of is still the embedding's."""
@@ -200,40 +248,3 @@ class TiedTable:
             [(part.to(products) @ moment).float().mul_(part).sum(dim=1) for part in left.split(2**12)]
         )
         return costs.topk(count).indices.sort().values
-
-
-def _gradients(model: PreTrainedModel, text: torch.Tensor) -> torch.Tensor:
-    """The mean of g gT over the positions of a text, float32 [width, width], of gradients by embedded tokens."""
-    width = weight_of(model.get_input_embeddings()).shape[1]
-    found = torch.zeros(width, width, device=text.device)
-    for rows in text.split(TIED_ROWS_AT_ONCE):
-        with torch.enable_grad(), in_product_type(model), embedded_tokens(model) as embedded:
-            hidden = model.base_model(input_ids=rows, use_cache=False).last_hidden_state
-        pull = _pull(model, rows, hidden.detach())
-        (gradient,) = torch.autograd.grad(hidden, embedded, pull.to(hidden.dtype))
-        gradient = gradient.flatten(0, -2).float() * own_scale(model)
-        found.addmm_(gradient.T, gradient)
-    return found / text.numel()
-
-
-def _pull(model: PreTrainedModel, rows: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """The gradients of the text's log-likelihood by what the head is given; logits become theirs in place."""
-    logits = _logits(model, hidden)
-    # The last position of a row has no next token.
-    next_ones = torch.nn.functional.pad(rows[:, 1:], (0, 1), value=-1).flatten()
-    for some, after in zip(logits.split(POSITIONS_AT_ONCE), next_ones.split(POSITIONS_AT_ONCE), strict=True):
-        probability = some.float().softmax(dim=1)
-        known = (after >= 0).nonzero().squeeze(1)
-        probability[known, after[known]] -= 1
-        some.copy_(probability.mul_((after >= 0).unsqueeze(1)))
-    weight = weight_of(model.get_output_embeddings()).to(logits.dtype)
-    found: torch.Tensor = (logits @ weight).unflatten(0, rows.shape)
-    return found
-
-
-def _logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    """[positions, vocabulary]"""
-    head: torch.nn.Module = model.get_output_embeddings()
-    with torch.no_grad(), in_product_type(model):
-        found: torch.Tensor = head(hidden).flatten(0, -2)
-    return found

@@ -20,9 +20,8 @@ from optigpu.techniques.decoding.native_decode.calibration import (
     ROWS_AT_ONCE,
     Gathered,
     Moments,
-    Seen,
+    Reading,
     in_product_type,
-    unseen,
 )
 from optigpu.techniques.decoding.native_decode.layers import DecodeLinear
 from optigpu.techniques.decoding.native_decode.programs import HEAD_PATH, has_tied_head, roles_of
@@ -100,7 +99,7 @@ w4k diverged by 0.00303, 0.00294 and 0.00293, bundled:small by 0.00602, 0.00592 
 
 
 def sequential_moments(
-    model: PreTrainedModel, places: Sequence[Place], text: torch.Tensor, see: Seen = unseen
+    model: PreTrainedModel, places: Sequence[Place], text: torch.Tensor, reading: Reading | None = None
 ) -> Iterator[tuple[list[Place], Moments]]:
     """As `moments_by_layer`, by layers that share their inputs, whose weights have been changed in place.
 
@@ -123,7 +122,7 @@ def sequential_moments(
         for place, layer in packed:
             place.put(layer)
     if HEAD_PATH in wanted:
-        yield [wanted[HEAD_PATH]], passes.head_moments(wanted[HEAD_PATH], see)
+        yield [wanted[HEAD_PATH]], passes.head_moments(wanted[HEAD_PATH], reading or Reading(model))
 
 
 class _Passes:
@@ -152,11 +151,11 @@ class _Passes:
         given = self._each(lambda state: _given(stage[0].layer, lambda: block.run(state)), self._rounded)
         return dict.fromkeys([place.path for place in stage], _aimed(stage, given, wished))
 
-    def head_moments(self, head: Place, see: Seen) -> Moments:
+    def head_moments(self, head: Place, reading: Reading) -> Moments:
         roles = roles_of(self._model)
         final = self._model.get_submodule(f"{roles.path}.{roles.final}")  # makes the head's input
         changed = [] if has_tied_head(self._model) else [head]
-        given, wished = map(see, self._each(final, self._rounded)), self._each(final, self._exact)
+        given, wished = map(reading.see, self._each(final, self._rounded)), self._each(final, self._exact)
         return {HEAD_PATH: _aimed(changed, given, wished)}
 
     def _each(self, run: Callable[[torch.Tensor], torch.Tensor], states: States) -> Iterator[torch.Tensor]:
