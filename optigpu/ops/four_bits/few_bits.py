@@ -56,9 +56,9 @@ class Rounding(NamedTuple):
     """How `round_groups` rounds.
 
     size: the inputs that share a scale, one of `GROUP_SIZES`. values: whole float32 numbers in ascending order, 16 at
-    most, or None for evenly spaced ones from `least` on; move: what is added to them where a scale is an odd multiple of
-    its unit. shares: the scales that are tried for uneven values, in units of the largest weight. steps: of the search for scales
-    of evenly spaced ones. rounds: of descent, with a coupling.
+    most, or None for evenly spaced ones from `least` on; move: what is added to them where a scale is an odd multiple
+    of its unit. shares: the scales that are tried for uneven values, in units of the largest weight. steps: of the
+    search for scales of evenly spaced ones. rounds: of descent, with a coupling.
     """
 
     size: int
