@@ -36,7 +36,7 @@ OURS = (
     Stack("native_decode w4k", named("native_decode", weights="w4k")),
     Stack("native_decode w4k, groups of 64", named("native_decode", weights="w4k", group=64)),
     Stack("native_decode w3k", named("native_decode", weights="w3k")),
-    Stack("native_decode w8", named("native_decode", weights="w8")),
+    *(Stack(f"native_decode {kind}", named("native_decode", weights=kind)) for kind in ("w5", "w6", "w8")),
     Stack("native_decode bf16", named("native_decode", weights="bf16")),
 )
 """Our stacks, the first with the technique's own defaults."""
@@ -52,7 +52,7 @@ def uncalibrated(stack: Stack) -> Stack:
     )
 
 
-_W4, TIMED, _G128, _INT8_CACHE, _W4K, _W4K_64, _W3K, _W8, _BF16 = map(uncalibrated, OURS)
+_W4, TIMED, _G128, _INT8_CACHE, _W4K, _W4K_64, _W3K, _W5, _W6, _W8, _BF16 = map(uncalibrated, OURS)
 """TIMED is what the goals of speed are about: it stands in every job, so that each ratio is one of pairs."""
 COMPILED = Stack("int4_weight_only + torch_compile", named("int4_weight_only", compiled=True))
 """The best that the stacks reach without an operator of a whole step."""
@@ -105,7 +105,7 @@ _NO_IK = dict.fromkeys((stack.name for stack in IK_LLAMA_CPP), _NO_GPT_2)
 _FIRST = (Q4_0_HEAD, Q4_K_M, Q8_0, *EIGHT_BITS)
 """In the first job of a case: what may be the best of the peers that count."""
 _REST = (
-    *(*FOUR_BITS, DYNAMIC_INT8, NF4, _W4, _W4K, _W4K_64, _W3K, _G128, _INT8_CACHE, _W8, _BF16),
+    *(*FOUR_BITS, DYNAMIC_INT8, NF4, _W4, _W4K, _W4K_64, _W3K, _G128, _INT8_CACHE, _W5, _W6, _W8, _BF16),
     *(FP32, BF16, F16, COMPILED),
 )
 
