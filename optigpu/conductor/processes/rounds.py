@@ -195,8 +195,6 @@ class TimedRounds:
     @property
     def are_over(self) -> bool:
         """Whether the median is known as precisely as was asked for, or the time is up."""
-        if not self._ended:
-            return False
         return self._is_settled or not self.can_go_on
 
     def measure_one(self, progress: JobProgress) -> None:
@@ -273,8 +271,9 @@ class TimedRounds:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether there is time for another request."""
-        return self._left_s >= self._ready.request_s and len(self._primary) < MOST_REQUESTS
+        """Whether there is time for another request. The first one is made however long it takes."""
+        has_time = self._left_s >= self._ready.request_s and len(self._primary) < MOST_REQUESTS
+        return has_time or not self._ended
 
     @property
     def _yardstick(self) -> Yardstick:
