@@ -175,7 +175,8 @@ def _rounded_products(products: torch.dtype) -> Iterator[None]:
 
     A moment is then the exact one of rounded inputs, and stays positive definite.
     """
-    matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    backend: Any = torch.backends.mkldnn  # whose type does not name its parts
+    matmul = backend.matmul
     before = matmul.fp32_precision
     if products == torch.bfloat16:
         matmul.fp32_precision = "bf16"
