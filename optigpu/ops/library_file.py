@@ -1,5 +1,6 @@
 """Where the library of C++ operators is kept once it is built. Loads no torch, because techniques ask whether it is."""
 
+import functools
 import hashlib
 import platform
 import subprocess
@@ -23,11 +24,16 @@ def is_built(sources: tuple[Path, ...]) -> bool:
 def library_file(sources: tuple[Path, ...]) -> Path:
     """The library's file, named by a digest of all that it depends on; the sources choose their path at run time. The
     first of them is compiled. Raises OSError where there is no compiler, or a source cannot be read."""
+    return operators_dir() / f"{sources[0].stem}-{_digest(sources)}.so"
+
+
+@functools.cache
+def _digest(sources: tuple[Path, ...]) -> str:
+    """Once for a process: the service asks for each job that is posted."""
     compiler = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=False).stdout
     texts = (source.read_text() for source in sources)
     parts = [version("torch"), platform.machine(), compiler, *compile_command(), *texts]
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return operators_dir() / f"{sources[0].stem}-{digest}.so"
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def compile_command() -> list[str]:
