@@ -43,7 +43,7 @@ class Candidate:
     def turn(self, level: int) -> tuple[int, int, float]:
         """By which the step to this level is sorted."""
         if self.gains:
-            return self.stage, 0, -self.gains[level - 1]
+            return self.stage, 0, -min(self.gains[:level])  # never before the level below it
         return self.stage, level, -self.sensitivity
 
 

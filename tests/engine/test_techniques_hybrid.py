@@ -302,6 +302,8 @@ def test_where_gains_are_known_the_step_that_gains_the_most_for_each_byte_comes_
     candidates = [replace(candidate(path, Stage.REST, 10, 20, 40), gains=gains[path]) for path in gains]
     budgets = (29, 30, 40, 60, 80)
     assert [bits_of(candidates, budget) for budget in budgets] == [[4, 4], [8, 4], [8, 8], [8, 16], [16, 16]]
+    rising = replace(candidates[0], gains=(1.0, 8.0))
+    assert bits_of([rising], 40) == [16], "the last step gains more than the one before it"
 
 
 def test_a_budget_is_kept_and_what_is_left_is_too_little_for_any_layer() -> None:
