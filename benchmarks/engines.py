@@ -48,9 +48,9 @@ from optigpu.vocabulary import Document
 EAGER = Stack("torch float32")
 """The first stack of each job, and so its baseline: the model as transformers runs it."""
 HYBRID = Stack("torch int8_hybrid", named("int8_hybrid"))
-NATIVE = Stack("torch native_decode w4", named("native_decode"))
+NATIVE = Stack("torch native_decode w4", named("native_decode", weights="w4"))
 UNEVEN = Stack("torch native_decode w4k", named("native_decode", weights="w4k"))
-UNCALIBRATED = Stack("torch native_decode w4", named("native_decode", calibration="none"))
+UNCALIBRATED = Stack("torch native_decode w4", named("native_decode", weights="w4", calibration="none"))
 """Calibration gains nothing on random weights."""
 EIGHT_BITS = (Q8_0, Q4_K_M, ONNX_INT8, OPENVINO_INT8)
 """One stack of each engine at least: the first eight variants of a job take turns with one another."""

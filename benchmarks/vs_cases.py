@@ -29,10 +29,10 @@ from benchmarks.stacks import (
 )
 
 OURS = (
-    Stack("native_decode w4", named("native_decode")),
-    Stack("native_decode w4, groups of 64", named("native_decode", group=64)),
-    Stack("native_decode w4, groups of 128", named("native_decode", group=128)),
-    Stack("native_decode w4, int8 cache", named("native_decode", kv="int8")),
+    Stack("native_decode w4", named("native_decode", weights="w4")),
+    Stack("native_decode w4, groups of 64", named("native_decode", weights="w4", group=64)),
+    Stack("native_decode w4, groups of 128", named("native_decode", weights="w4", group=128)),
+    Stack("native_decode w4, int8 cache", named("native_decode", weights="w4", kv="int8")),
     Stack("native_decode w4k", named("native_decode", weights="w4k")),
     Stack("native_decode w4k, groups of 64", named("native_decode", weights="w4k", group=64)),
     Stack("native_decode w3k", named("native_decode", weights="w3k")),

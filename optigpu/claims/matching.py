@@ -69,7 +69,7 @@ PRECISIONS_BY_PARAMETER: Mapping[str, tuple[str, Mapping[object, Precisions]]] =
         "native_decode": (
             "weights",
             {
-                **dict.fromkeys(("w3k", "w5", "w6"), _NONE),
+                **dict.fromkeys(("auto", "w3k", "w5", "w6"), _NONE),
                 "w4": _INT4,
                 "w4k": _INT4,
                 "w8": _INT8,

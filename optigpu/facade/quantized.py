@@ -14,11 +14,10 @@ from optigpu.hardware.cpu import last_level_cache_bytes
 from optigpu.job.spec import resolve
 from optigpu.models.facts import known_facts
 from optigpu.models.reference import ModelReference, parse_reference
-from optigpu.ops.decode.program import WeightKind
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.decoding.native_decode import NativeDecode
-from optigpu.techniques.decoding.native_decode.prediction import Calibration
+from optigpu.techniques.decoding.native_decode.prediction import Calibration, Weights
 from optigpu.techniques.quantization.int8_hybrid import Int8Hybrid
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 
@@ -117,7 +116,7 @@ UNKNOWN_CACHE_BYTES = 2**25
 def accelerate(
     model: "PreTrainedModel",
     *,
-    weights: WeightKind | None = None,
+    weights: Weights | None = None,
     group: Literal[32, 64, 128] = 32,
     kv: Literal["bf16", "int8"] = "bf16",
     head: Literal["same", "w8", "bf16"] = "same",
@@ -127,11 +126,11 @@ def accelerate(
     `model.generate` takes and returns what it did. Greedy decoding and sampling run by one operator (the technique
     native_decode), with everything that looks at logits and tokens alone: processors, stopping criteria, a streamer,
     scores. For every other setting, such as beams, transformers' own loop runs, with a UserWarning that says why. The
-    parameters are those of native_decode. `weights` None takes 4 bits, or bfloat16 for a model that then fits into the
-    last cache. `calibration` "self" halves the error of 4-bit weights, and takes minutes for a model of 10^9 weights;
-    "sequential" leaves a tenth less again, for five to six times the time. Raises UnsupportedError, with the model left
-    as it was, for a family that the operator does not run, for a model that is quantized or accelerated already, and
-    where the operator cannot be built; SpecError for a wrong parameter."""
+    parameters are those of native_decode. `weights` None takes "auto", the fewest bits within 0.02 nat, or bfloat16 for
+    a model that then fits into the last cache. `calibration` "self" halves the error of 4-bit weights, and takes
+    minutes for a model of 10^9 weights; "sequential" leaves a tenth less again, for five to six times the time. Raises
+    UnsupportedError, with the model left as it was, for a family that the operator does not run, for a model that is
+    quantized or accelerated already, and where the operator cannot be built; SpecError for a wrong parameter."""
     from optigpu.techniques.decoding.native_decode.generating import NativeGenerate, generate_natively
 
     if isinstance(model, NativeGenerate):
@@ -145,7 +144,7 @@ def accelerate(
     return model
 
 
-def _weights_for(model: "PreTrainedModel") -> Literal["w4", "bf16"]:
+def _weights_for(model: "PreTrainedModel") -> Literal["auto", "bf16"]:
     """Fewer bits pay where each token reads the weights from memory: not where they stay in the last cache."""
     import torch
 
@@ -154,7 +153,7 @@ def _weights_for(model: "PreTrainedModel") -> Literal["w4", "bf16"]:
     else:
         cache = last_level_cache_bytes() or UNKNOWN_CACHE_BYTES
     size = sum(2 * parameter.numel() for parameter in model.parameters())
-    return "bf16" if size <= cache else "w4"
+    return "bf16" if size <= cache else "auto"
 
 
 NATIVE, INT4 = "native", "int4"
@@ -210,14 +209,14 @@ class QuantizationOptimizer:
         _require(stack, environment, kind, reference)
         from optigpu.backends.torch.applied import DecodingModel
         from optigpu.models.loading.load import load_tokenizer
-        from optigpu.techniques.decoding.native_decode.programs import attached
 
         applied = resolve(() if precision == NATIVE else stack, "generate")
         loaded = DecodingModel(str(reference), applied, kind, seed, lambda _: None)
         model, weights = loaded.model, loaded.weights
         if precision == NATIVE:
-            accelerate(model)
-            stack = (NativeDecode(weights=attached(model).head.kind, calibration="none"),)
+            kind_of_weights = _weights_for(model)
+            accelerate(model, weights=kind_of_weights)
+            stack = (NativeDecode(weights=kind_of_weights, calibration="none"),)
         ORIGINS[model] = Origin(str(reference), stack, weights)
         return model, None if reference.kind == "preset" else load_tokenizer(reference)
 

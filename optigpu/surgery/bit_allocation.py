@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any
 
 
@@ -76,10 +77,7 @@ def decide(candidates: Sequence[Candidate], budget: int) -> list[BitDecision]:
     little."""
     chosen = dict.fromkeys((candidate.path for candidate in candidates), 0)
     left = budget - least_bytes(candidates)
-    steps = [(candidate, level) for candidate in candidates for level in range(1, len(candidate.levels))]
-    steps.sort(key=lambda step: step[0].turn(step[1]))
-    for candidate, level in steps:
-        more = candidate.levels[level].stored_bytes - candidate.levels[level - 1].stored_bytes
+    for candidate, level, more in _steps(candidates):
         if chosen[candidate.path] == level - 1 and more <= left:
             chosen[candidate.path] = level
             left -= more
@@ -90,6 +88,30 @@ def decide(candidates: Sequence[Candidate], budget: int) -> list[BitDecision]:
         reason = _RAISED[candidate.stage] if level else not_raised
         decisions.append(BitDecision(candidate.path, candidate.levels[level], reason))
     return decisions
+
+
+def bytes_that_save(candidates: Sequence[Candidate], loss: float) -> tuple[int, float]:
+    """The least bytes with which `decide` saves at least so much loss, and how much it saves then.
+
+    Every candidate with more than one level has `gains`. All at the most bits where even these save less.
+    """
+    size, saved = least_bytes(candidates), 0.0
+    for candidate, level, more in _steps(candidates):
+        if saved >= loss:
+            break
+        size += more
+        saved += candidate.gains[level - 1] * more
+    return size, saved
+
+
+def _steps(candidates: Sequence[Candidate]) -> list[tuple[Candidate, int, int]]:
+    """Each candidate's level above its first with the bytes that it adds, in the order in which levels are raised."""
+    steps = [
+        (candidate, level, upper.stored_bytes - lower.stored_bytes)
+        for candidate in candidates
+        for level, (lower, upper) in enumerate(pairwise(candidate.levels), 1)
+    ]
+    return sorted(steps, key=lambda step: step[0].turn(step[1]))
 
 
 def table(decisions: Sequence[BitDecision]) -> list[dict[str, Any]]:

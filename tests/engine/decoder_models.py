@@ -157,7 +157,7 @@ def configured(family: str, **changes: Any) -> Any:
 def packed(model: Any, technique: NativeDecode | None = None) -> tuple[Any, Notes]:
     """The model itself, its weights packed, and what was recorded."""
     notes = Notes()
-    (technique or NativeDecode(calibration="none")).modules(model, notes)
+    (technique or NativeDecode(weights="w4", calibration="none")).modules(model, notes)
     return model, notes
 
 

@@ -119,7 +119,7 @@ def test_peaks_are_within_a_tenth_of_measured_ones(model: str, names: tuple[str,
 
 def native(**parameters: str | float) -> Technique:
     return TECHNIQUES["native_decode"].model_validate(
-        {"name": "native_decode", "calibration": "none"} | parameters
+        {"name": "native_decode", "weights": "w4", "calibration": "none"} | parameters
     )
 
 

@@ -256,7 +256,7 @@ def test_two_processes_that_start_at_once_build_once(tmp_path: Path) -> None:
 
 
 def test_compiling_is_expected_on_a_cpu_until_the_operator_of_these_sources_is_kept(unbuilt: Path) -> None:
-    of, kept = NativeDecode(calibration="none"), library_file(SOURCES)
+    of, kept = NativeDecode(weights="w4", calibration="none"), library_file(SOURCES)
     kept.parent.mkdir(parents=True)
     kept.with_stem("decode-of-older-sources").touch()
     assert (of.applying_s(1, DeviceKind.CPU), of.applying_s(1, DeviceKind.CUDA)) == (BUILD_S, 0.0)

@@ -283,7 +283,7 @@ def test_a_real_process_measures_this_machine(cache: Path) -> None:
 def test_int8_products_in_a_cache_stay_below_the_roof_of_int8_products_in_a_cache(tmp_path: Path) -> None:
     """Held against float32 products, this one ran 1.3 times as fast as its roof."""
     workload = {"kind": "generate", "prompt_tokens": 16, "new_tokens": 32}
-    stack = [{"name": "native_decode", "calibration": "none", "tokens_at_once": 31}]
+    stack = [{"name": "native_decode", "weights": "w4", "calibration": "none", "tokens_at_once": 31}]
     (result,) = measured(tmp_path, workload=workload, model="bundled:tiny", stack=stack)
     roofline = result.facts.roofline
     assert roofline is not None

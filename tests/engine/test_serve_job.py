@@ -311,7 +311,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[str, dict[str, Any]]:
     """What the command printed, by variant."""
-    model = ("--model", "bundled:tiny", "--stack", "native_decode:calibration=none")
+    model = ("--model", "bundled:tiny", "--stack", "native_decode:weights=w4:calibration=none")
     meters = ("--meters", "latency,quality", "--quality-tokens", str(QUALITY_TOKENS))
     ran = optigpu(
         dict(os.environ), "ladder", "--workload", "serve", *model, *LOAD, *meters, *QUICK, "--format", "json"

@@ -108,7 +108,7 @@ def _no_mode() -> Any:
 
 NATIVE_SHAPES = {"kind": "serve", "queries": 6, "prompt_tokens": 4, "prompt_tokens_most": 12, "new_tokens": 8}
 SERVER = {"rates": [20_000]}
-NATIVE = {"name": "native_decode", "calibration": "none"}
+NATIVE = {"name": "native_decode", "weights": "w4", "calibration": "none"}
 CLIENTS = {"scenario": "closed", "clients": 3, "slots": 3}
 
 

@@ -36,7 +36,7 @@ from tests.engine.tiny_models import FAMILIES, assert_needs_hook, prompt, runtim
 
 pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread")
 FAMILIES_AND_KINDS = pytest.mark.parametrize(("family", "kind"), spread(FAMILIES, WEIGHT_KINDS, by_default=4))
-PLAIN = NativeDecode(calibration="none")
+PLAIN = NativeDecode(weights="w4", calibration="none")
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
 POSITIONS = {"gpt2": "transformer.wpe", "opt": "model.decoder.embed_positions"}
 """Where the families have them that learn them."""
@@ -149,7 +149,7 @@ def test_weights_that_came_in_16_bits_are_quantized_from_there(family: str, dtyp
 
 @pytest.mark.parametrize(("family", "kv"), spread(FAMILIES, ["bf16", "int8", "int4"], by_default=4))
 def test_it_decodes_by_its_operator(family: str, kv: CacheKind) -> None:
-    technique = NativeDecode(calibration="none", kv=kv)
+    technique = NativeDecode(weights="w4", calibration="none", kv=kv)
 
     def claim() -> None:
         runtime = runtime_of(f"path:{family}", technique, InferenceMode())
@@ -209,13 +209,13 @@ def test_check_knows_the_family_the_groups_the_cache_and_the_compiler() -> None:
     for model in ("gpt2", "opt-125m", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b"):
         facts = facts_of(parse_reference(f"preset:{model}"))
         assert PLAIN.check(here, DeviceKind.CPU, facts) is None
-    wide = NativeDecode(calibration="none", group=128)
+    wide = NativeDecode(weights="w4", calibration="none", group=128)
     assert "inputs are a multiple of 128" in str(wide.check(here, DeviceKind.CPU, tiny))
     other = replace(tiny, family="bloom")
     assert "nemotron, not bloom" in str(PLAIN.check(here, DeviceKind.CPU, other))
     assert "none was found; install g++" in str(PLAIN.check(bare, DeviceKind.CPU, tiny))
     assert PLAIN.check(bare, DeviceKind.CUDA, None) is None
-    reason = NativeDecode(kv="int4").check(here, DeviceKind.CUDA, None)
+    reason = NativeDecode(weights="w4", kv="int4").check(here, DeviceKind.CUDA, None)
     assert reason == "native_decode has kv int4 on a CPU alone; use int8 or bf16 on cuda."
 
 

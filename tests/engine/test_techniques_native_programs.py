@@ -80,7 +80,7 @@ def tensors_of(part: object) -> Iterator[torch.Tensor]:
 
 @pytest.mark.parametrize("name", ["gpt_oss", "glm4_moe", "gemma3", "olmo2"])
 def test_the_memory_meter_counts_every_tensor_that_a_step_reads(name: str) -> None:
-    model, _ = packed(decoder_model(name), NativeDecode(calibration="none"))
+    model, _ = packed(decoder_model(name), NativeDecode(weights="w4", calibration="none"))
     counted = storages((*model.parameters(), *model.buffers()))
     assert {storage_of(tensor) for tensor in tensors_of(attached(model))} <= set(counted)
 
@@ -163,7 +163,7 @@ def test_what_it_cannot_run_is_refused_and_left_as_it_was(words: str) -> None:
     model = REFUSED[words]()
     before = [(type(module), id(module)) for module in model.modules()]
     with pytest.raises(UnsupportedError, match=rf"^native_decode.*{words}.*[^.]\.$"):
-        NativeDecode(calibration="none").modules(model, Notes())
+        NativeDecode(weights="w4", calibration="none").modules(model, Notes())
     assert [(type(module), id(module)) for module in model.modules()] == before
 
 
@@ -175,7 +175,7 @@ SERVED = (*FAMILIES, "gemma3", "gpt_oss", "glm4_moe", "gpt_neox")
 
 
 def serving_loop(family: str, **options: Any) -> tuple[Any, Notes]:
-    technique = NativeDecode(calibration="none", **options)
+    technique = NativeDecode(**{"weights": "w4", "calibration": "none"} | options)
     model, notes = packed(decoder_model(family), technique)
     return technique.loop(no_loop, model, notes), notes
 
@@ -232,7 +232,9 @@ def test_a_place_that_is_taken_or_not_there_is_refused() -> None:
 
 # ---- Guesses.
 def with_guesses(family: str, guesses: SpeculativeDecoding, **options: Any) -> Any:
-    return runtime_of(f"path:{family}", NativeDecode(calibration="none", **options), guesses)
+    return runtime_of(
+        f"path:{family}", NativeDecode(**{"weights": "w4", "calibration": "none"} | options), guesses
+    )
 
 
 @pytest.mark.parametrize(("family", "draft"), spread(FAMILIES, [None, "itself", "another"], by_default=4))
@@ -240,7 +242,7 @@ def test_guesses_change_no_token(family: str, draft: str | None) -> None:
     other = "path:llama" if family == "gpt2" else "path:gpt2"
     reference = {None: None, "itself": f"path:{family}", "another": other}[draft]
     runtime = with_guesses(family, SpeculativeDecoding(draft=reference))
-    expected = runtime_of(f"path:{family}", NativeDecode(calibration="none"))
+    expected = runtime_of(f"path:{family}", NativeDecode(weights="w4", calibration="none"))
     for length in (8, 3):
         tokens = runtime.generate(prompt(1, length), NEW_TOKENS).tokens
         assert tokens.equal(expected.generate(prompt(1, length), NEW_TOKENS).tokens)
@@ -252,7 +254,7 @@ def test_guesses_change_no_token(family: str, draft: str | None) -> None:
 @pytest.mark.parametrize("prefill", [0, 5])
 def test_quality_is_that_of_the_passes_that_verify(prefill: int) -> None:
     runtime = with_guesses("llama", SpeculativeDecoding(lookahead=3))
-    plain = runtime_of("path:llama", NativeDecode(calibration="none"))
+    plain = runtime_of("path:llama", NativeDecode(weights="w4", calibration="none"))
     found, expected = (list(each.score(prompt(2, 19), prefill)) for each in (runtime, plain))
     assert len(found) == 19 - prefill
     assert all(ours.equal(its) for ours, its in zip(found, expected, strict=True))
@@ -274,7 +276,9 @@ def test_the_draft_is_packed_as_the_model_is_and_counted() -> None:
 def test_tokens_that_differ_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the operator that verifies were at fault."""
     runtime = with_guesses("gpt2", SpeculativeDecoding())
-    tokens = runtime_of("path:gpt2", NativeDecode(calibration="none")).generate(prompt(1), 6).tokens
+    tokens = (
+        runtime_of("path:gpt2", NativeDecode(weights="w4", calibration="none")).generate(prompt(1), 6).tokens
+    )
     monkeypatch.setattr(NativeLoop, "__call__", lambda *_: (tokens + (tokens == tokens[0, 3]), []))
     with pytest.raises(ReplicateError, match="chose another token than without at"):
         runtime.generate(prompt(1), 6)

@@ -28,7 +28,7 @@ from optigpu.techniques.decoding.native_decode.packed_store import (
     pack_or_restore,
     save,
 )
-from optigpu.techniques.decoding.native_decode.packing import pack_layers
+from optigpu.techniques.decoding.native_decode.packing import Packer
 from optigpu.techniques.decoding.native_decode.prediction import PackingOptions
 from tests.breadth import spread
 from tests.engine.caches import largest_file
@@ -311,7 +311,7 @@ def test_packing_tells_at_which_layer_it_is() -> None:
     told: list[str] = []
     fresh = model()
     places = linear_places(fresh)
-    pack_layers(fresh, places, PackingOptions("w4", 32, "same", 0.0, "self"), told.append)
+    Packer(fresh, places, PackingOptions("w4", 32, "same", 0.0, "self", 0.02), told.append).pack()
     layers = [f"packing layer {number} of {len(places)}" for number in range(1, len(places) + 1)]
     assert told == ["writing a text to calibrate on", "reading the text to calibrate on", *layers]
 
@@ -328,7 +328,7 @@ def never(*_: Any) -> Any:
 def test_weights_are_packed_once_and_then_read(
     family: str, head: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    technique = NativeDecode(head=head, extra_bytes=0.1)
+    technique = NativeDecode(weights="w4", head=head, extra_bytes=0.1)
     first, notes = packed(tiny_model(family), technique)
     assert len(list(folder.glob("*.safetensors"))) == 1
     monkeypatch.setattr("optigpu.techniques.decoding.native_decode.packing.exchange_linears", never)

@@ -169,7 +169,9 @@ class TestBytes:
         table = [each for each in (positions.numbers, positions.scale, positions.unit) if each is not None]
         assert found.row_bytes == sum(each.nbytes // len(positions.numbers) for each in table)
 
-    @pytest.mark.parametrize("technique", [Int8WeightOnly(), Nf4(), NativeDecode(calibration="none")])
+    @pytest.mark.parametrize(
+        "technique", [Int8WeightOnly(), Nf4(), NativeDecode(weights="w4", calibration="none")]
+    )
     def test_quantized_layers_have_the_operations_of_plain_ones(self, technique: Technique) -> None:
         plain, changed = (self.runtime("llama", *stack) for stack in ((), (technique,)))
         work = footprint_of(changed.model, changed.facts).facts.work

@@ -9,7 +9,7 @@ from optigpu.hardware.cpu import cpu_features
 from optigpu.hardware.device_kinds import Ability
 from optigpu.models.tensors import StoredWeights
 from optigpu.ops.decode.cpu import SOURCES
-from optigpu.ops.decode.program import FEW_BITS, CacheKind, Program, WeightKind
+from optigpu.ops.decode.program import FEW_BITS, CacheKind, Program
 from optigpu.ops.library_file import is_built
 from optigpu.techniques.base import (
     ON_TEXT,
@@ -39,8 +39,12 @@ _OWN_STEP = "native_decode replaces the decode step, so there is none left to ch
 
 PACK_S = {"self": 8e-8, "sequential": 4.5e-7}
 """Of each weight of 3 to 6 bits on two cores with AVX-512: 11 s for SmolLM2-135M."""
+CHOOSE_S = 1.4e-7
+"""Of each weight, to choose its bits."""
 BUILD_S = 25.0
 """Compiling the operator, once on a machine."""
+MAX_KLD = 0.02
+"""The divergence that `weights` auto stays within by default, in nats for each token."""
 NARROW_TIMES = 4.0
 """As long with AVX2 alone."""
 
@@ -48,9 +52,11 @@ NARROW_TIMES = 4.0
 class NativeDecode(Technique):
     """Packs the weights and decodes by one operator: C++ on a CPU, Triton on CUDA.
 
-    `weights` are numbers of 3 to 6 or 8 bits of which `group` inputs of an output share a scale of 8 bits, or bfloat16.
-    Those of w3k and w4k stand for uneven values, denser where weights are: w4k costs a quarter less quality than w4 in
-    the same bytes. Activations that meet such numbers are rounded to int8 by the same groups.
+    With `weights` auto each layer has the fewest bits, 3 to 8, that keep the model within `max_kld`: how far its next
+    tokens diverge from the unpacked model's, in nats for each token, on text that the model wrote. Otherwise all layers
+    have numbers of 3 to 6 or 8 bits, or bfloat16. `group` inputs of an output share a scale of 8 bits. The numbers of
+    w3k and w4k stand for uneven values, denser where weights are: w4k costs a quarter less quality than w4 in the same
+    bytes. Activations that meet such numbers are rounded to int8 by the same groups.
     `head` keeps the head, which often is the most sensitive matrix, in more bits. With `calibration` "self" the model
     first writes some text, and on what that gives its layers the errors of weights of 3 to 6 bits make up for each
     other: they cost half as much quality, and loading a model of 10^9 weights takes minutes the first time; once
@@ -114,7 +120,8 @@ class NativeDecode(Technique):
     error_bound = 0.5
     serves = True
     trials = (
-        Trial(),
+        Trial(error_bound=0.15),
+        Trial({"weights": "w4"}),
         Trial({"weights": "w8", "kv": "int8"}, error_bound=0.15),
         Trial({"weights": "w4k"}),
         Trial({"weights": "w3k"}, error_bound=1.0),
@@ -123,17 +130,22 @@ class NativeDecode(Technique):
     )
     only_when_asked = True  # It costs quality, and how much is acceptable depends on the use
 
+    later = ("max_kld",)
+
     name: Literal["native_decode"] = "native_decode"
-    weights: WeightKind = "w4"
+    weights: prediction.Weights = "auto"
     group: Literal[32, 64, 128] = 32
     kv: CacheKind = "bf16"
     head: Literal["same", "w8", "bf16"] = "same"
     extra_bytes: float = Field(0.0, ge=0, le=1)
     calibration: prediction.Calibration = "self"
     tokens_at_once: int = Field(1, ge=1, le=2**20)
+    max_kld: float = Field(MAX_KLD, gt=0, le=10)
 
     @model_validator(mode="after")
-    def _bytes_for_four_bits(self) -> Self:
+    def _options_that_fit(self) -> Self:
+        if self.max_kld != MAX_KLD and self.weights != "auto":
+            raise ValueError('max_kld needs weights "auto"; leave one of the two out')
         if self.extra_bytes and self.weights not in FEW_BITS:
             raise ValueError(
                 f"extra_bytes needs weights of 3 to 6 bits; leave it out, or set weights to {', '.join(FEW_BITS)}"
@@ -149,10 +161,10 @@ class NativeDecode(Technique):
     def as_alternative(
         self, environment: Environment, device: DeviceKind, model: ModelFacts | None, is_trained: bool
     ) -> Self | None:
-        """Calibration gains nothing on random weights."""
+        """Random weights have 4 bits: they have no quality to keep."""
         if self.check(environment, device, model) is not None:
             return None
-        return self.model_copy(update={"calibration": "self" if is_trained else "none"})
+        return self if is_trained else self.model_copy(update={"weights": "w4", "calibration": "none"})
 
     def stored(self, weights: StoredWeights, device: DeviceKind) -> StoredWeights:
         """Packed matrices and tables, and passes by the operator.
@@ -166,9 +178,10 @@ class NativeDecode(Technique):
         return prediction.packed_weights(weights, self._options, self.kv, device)
 
     def applying_s(self, parameters: int, device: DeviceKind) -> float:
-        is_calibrated = self.calibration != "none" and self.weights in FEW_BITS
         slower = 1.0 if "avx512bw" in cpu_features() else NARROW_TIMES
-        packing_s = parameters * PACK_S[self.calibration] * slower if is_calibrated else 0.0
+        is_calibrated = self.calibration != "none" and self.weights in ("auto", *FEW_BITS)
+        pack_s = PACK_S[self.calibration] if is_calibrated else 0.0
+        packing_s = parameters * slower * (pack_s + (CHOOSE_S if self.weights == "auto" else 0.0))
         return BUILD_S + packing_s if _compiles_on(device) else packing_s
 
     def modules(self, model: Model, notes: Notes) -> None:
@@ -234,7 +247,7 @@ class NativeDecode(Technique):
     @property
     def _options(self) -> prediction.PackingOptions:
         return prediction.PackingOptions(
-            self.weights, self.group, self.head, self.extra_bytes, self.calibration
+            self.weights, self.group, self.head, self.extra_bytes, self.calibration, self.max_kld
         )
 
     @property

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from optigpu.models.loading.self_written import first_token
-from optigpu.ops.decode.program import GROUPS, Program, Sampling
+from optigpu.ops.decode.program import GROUPS, Program, Sampling, WeightKind
 from optigpu.ops.four_bits.few_bits import product_type
 from optigpu.surgery.places import Place, expert_places, linear_places, weight_of
 from optigpu.techniques.decoding.native_decode.layers import exchange_linears
@@ -48,28 +48,43 @@ MOMENTS_MEMORY_SHARE = 1.25
 """The share of the weights' memory that the moments of one pass may take; a single layer's may take more."""
 
 
-def calibration_text(model: PreTrainedModel, size: TextSize = SELF) -> torch.Tensor:
-    """What the model writes, int64 [rows, length], by the operator, with 8-bit weights.
+def calibration_text(
+    model: PreTrainedModel, size: TextSize = SELF, program: Program | None = None, seed: int | None = None
+) -> torch.Tensor:
+    """What the model writes, int64 [rows, length], by the operator, with 8-bit weights: `program`, if it is there.
 
     That is many times faster than the model itself, and what a model writes hardly depends on those roundings.
     """
-    length = min(size.length, model.config.max_position_embeddings)
-    decoder = new_decoder(_in_eight_bits(model), "bf16")
+    length, seed = min(size.length, model.config.max_position_embeddings), SEED if seed is None else seed
+    decoder = new_decoder(program or in_eight_bits(model), "bf16")
     decoder.begin(size.rows, length)
-    start = torch.full((size.rows, 1), first_token(model, model.config.vocab_size, SEED), device=model.device)
-    return torch.cat([start, decoder.decode(start, length - 1, Sampling(temperature=1.0, seed=SEED))], dim=1)
+    start = torch.full((size.rows, 1), first_token(model, model.config.vocab_size, seed), device=model.device)
+    return torch.cat([start, decoder.decode(start, length - 1, Sampling(temperature=1.0, seed=seed))], dim=1)
 
 
-def _in_eight_bits(model: PreTrainedModel) -> Program:
-    """The program of a copy of the model, which shares the tensors that are not packed. Groups are as large as the
-    inputs allow: each is scaled once."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    copied = copy.deepcopy(model, shared)
+def in_eight_bits(model: PreTrainedModel, group: int | None = None) -> Program:
+    """The program of a copy of the model. Without `group` they are as large as inputs allow: each is scaled once."""
+    copied = _copied(model)
     places = [*expert_places(copied), *linear_places(copied)]
-    group = max(size for size in GROUPS if all(not weight_of(each.layer).shape[1] % size for each in places))
+    group = group or max(
+        size for size in GROUPS if all(not weight_of(each.layer).shape[1] % size for each in places)
+    )
     exchange_linears(places, {place.path: "w8" for place in places}, group, None, {})
     exchange_tables(copied, "w8", group, tied=has_tied_head(model))
     return program_of(copied)
+
+
+def program_of_packed(model: PreTrainedModel, tables: WeightKind, group: int, *, tied: bool) -> Program:
+    """The program of a copy of a model whose linear layers are packed; its tables stay as they are."""
+    copied = _copied(model)
+    exchange_tables(copied, tables, group, tied=tied)
+    return program_of(copied)
+
+
+def _copied(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy that shares all tensors."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared)
 
 
 class Reading:
@@ -87,6 +102,26 @@ class Reading:
         return hidden
 
 
+class KeptMoments:
+    """As `moments_by_layer`; moments that one pass has room for are gathered once, for all calls."""
+
+    def __init__(
+        self, model: PreTrainedModel, places: Sequence[Place], text: torch.Tensor, reading: Reading | None
+    ) -> None:
+        self._pass = model, text, reading
+        self._kept: Moments = {}
+        if len(list(_parts(places, most_moments(places)))) == 1:
+            for _, self._kept in moments_by_layer(model, places, text, reading):
+                pass
+
+    def of(self, places: Sequence[Place]) -> Iterator[tuple[list[Place], Moments]]:
+        if self._kept:
+            yield list(places), dict(self._kept)
+        else:
+            model, text, reading = self._pass
+            yield from moments_by_layer(model, places, text, reading)
+
+
 def moments_by_layer(
     model: PreTrainedModel, places: Sequence[Place], text: torch.Tensor, reading: Reading | None = None
 ) -> Iterator[tuple[list[Place], Moments]]:
@@ -96,13 +131,17 @@ def moments_by_layer(
     caller may exchange layers in between: later ones are then calibrated on what those give.
     """
     reading = reading or Reading(model)
-    most = int(MOMENTS_MEMORY_SHARE * sum(weight_of(place.layer).nbytes for place in places))
-    for part in _parts(places, most):
+    for part in _parts(places, most_moments(places)):
         gathered = Gathered()
         with _watched(model, part, gathered, reading):
             for rows in text.split(ROWS_AT_ONCE):
                 reading.run(rows)
         yield part, gathered.whole()
+
+
+def most_moments(places: Sequence[Place]) -> int:
+    """Bytes of the moments of one pass."""
+    return int(MOMENTS_MEMORY_SHARE * sum(weight_of(place.layer).nbytes for place in places))
 
 
 def _parts(places: Sequence[Place], most: int) -> Iterator[list[Place]]:

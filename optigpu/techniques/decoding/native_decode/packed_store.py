@@ -21,16 +21,16 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from optigpu.bounded_folder import Bound, BoundedFolder, mark_used
-from optigpu.ops.decode.program import FEW_BITS
 from optigpu.paths import cache_dir
 from optigpu.surgery.places import Place
 from optigpu.techniques.decoding.native_decode.packing import (
     Packed,
-    pack_layers,
+    Packer,
     packed_tensors,
     restore_layers,
 )
-from optigpu.techniques.decoding.native_decode.prediction import PackingOptions
+from optigpu.techniques.decoding.native_decode.prediction import AUTO, PackingOptions
+from optigpu.techniques.decoding.native_decode.within import pack_within
 from optigpu.vocabulary import UnsupportedError
 
 BOUND = Bound("OPTIGPU_DECODE_CACHE_GB", default=20 * 2**30, files="packed weights")
@@ -68,16 +68,17 @@ def pack_or_restore(
 ) -> dict[str, Any]:
     """Replaces the linear layers by packed ones, from the store if it has them; returns their facts.
 
-    Only weights of 3 to 6 bits are kept: making others anew takes no longer than reading them.
+    Weights of 8 and 16 bits are not kept: making them anew takes no longer than reading them.
     """
-    is_kept = options.weights in FEW_BITS and BOUND.most_bytes() > 0
+    is_kept = options.weights not in ("w8", "bf16") and BOUND.most_bytes() > 0
     key = key_of(model, asdict(options) | {"device": model.device.type}) if is_kept else None
     kept = load(key) if key else None
     if kept is not None:
         packed = Packed(kept.facts["kinds"], kept.facts["facts"])
         restore_layers(places, options.group, packed, kept.tensors)
         return packed.facts
-    packed = pack_layers(model, places, options, doing)
+    packer = Packer(model, places, options, doing)
+    packed = pack_within(packer) if options.weights == AUTO else packer.pack()
     if key:
         save(key, packed_tensors(model, list(packed.kinds)), {"kinds": packed.kinds, "facts": packed.facts})
     return packed.facts

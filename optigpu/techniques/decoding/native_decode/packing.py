@@ -5,6 +5,7 @@ What is packed depends on the model, on the options, and on sources: see `packed
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +14,19 @@ from transformers import PreTrainedModel
 from optigpu.ops.decode.cpu.arena import Arena
 from optigpu.ops.decode.program import FEW_BITS, FinerRows, Matrix, WeightKind
 from optigpu.ops.four_bits.compensated import share_left
-from optigpu.surgery.bit_allocation import BitDecision, decide, least_bytes, table, total_bytes
+from optigpu.surgery.bit_allocation import (
+    BitDecision,
+    Candidate,
+    decide,
+    least_bytes,
+    table,
+    total_bytes,
+)
 from optigpu.surgery.places import ExpertPlace, Place, weight_of
 from optigpu.techniques.decoding.native_decode.calibration import (
     SELF,
     SEQUENTIAL,
+    Moments,
     calibration_text,
     moments_by_layer,
 )
@@ -41,97 +50,122 @@ class Packed:
     facts: dict[str, Any]
 
 
-def pack_layers(
-    model: PreTrainedModel,
-    places: Sequence[Place],
-    options: PackingOptions,
-    doing: Callable[[str], None] = lambda _: None,
-) -> Packed:
-    """Exchanges the linear layers for packed ones, in place. `doing` is told how far that is."""
-    kinds = [options.kind(place.layer is model.get_output_embeddings()) for place in places]
-    is_calibrated = options.calibration != "none" and any(kind in FEW_BITS for kind in kinds)
-    if is_calibrated:
-        for place in places:  # so that each expert is given its own tokens
-            if isinstance(place, ExpertPlace):
-                place.put(place.layer)
-    size = SEQUENTIAL if options.calibration == "sequential" else SELF
-    if is_calibrated:
-        doing("writing a text to calibrate on")
-    text = calibration_text(model, size) if is_calibrated else None
-    costs = _costs(model, places, kinds, options, text) if options.extra_bytes else {}
-    finer = {HEAD_PATH: finer_rows(model.config.vocab_size)} if has_tied_head(model) else {}
-    candidates = candidates_of(places, kinds, options.group, costs, finer)
-    decisions = decide(candidates, int((1 + options.extra_bytes) * least_bytes(candidates)))
-    weights = sum(weight_of(place.layer).numel() for place in places)
-    chosen = _exchange(model, places, decisions, options, text, doing)
-    facts = {
-        "decode_layers": table(decisions),
-        "decode_bytes": total_bytes(decisions),
-        "decode_bits_per_weight": 8 * total_bytes(decisions) / weights,
-    }
-    return Packed(chosen, facts)
+Gathering = Callable[[Sequence[Place]], Iterator[tuple[list[Place], Moments]]]
+"""Yields some of the layers at a time with the moments of their inputs, as `moments_by_layer` does."""
 
 
-def _costs(
-    model: PreTrainedModel,
-    places: Sequence[Place],
-    kinds: Sequence[WeightKind],
-    options: PackingOptions,
-    text: torch.Tensor | None,
-) -> dict[str, list[float]]:
-    """The costs of the kind and of those that it may be raised to, for each layer that may be raised.
+@dataclass(frozen=True)
+class Calibration:
+    """The gathering of moments over so many tokens of a text."""
 
-    Calibration takes away more of them where a layer's inputs tell of each other.
-    """
-    low = [place for place, kind in zip(places, kinds, strict=True) if kind == options.weights]
-    levels = options.weights, *RAISED[options.weights]
-    found = divergences(model, low, levels, options.group)
-    if text is not None:
-        for part, moments in moments_by_layer(model, low, text):
+    moments: Gathering
+    tokens: int
+
+
+Costs = dict[str, list[float]]
+"""By a layer's path what each of its kinds costs, in nats for each token."""
+
+
+class Packer:
+    """Exchanges a model's linear layers for packed ones, in place. `doing` is told how far that is."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        places: Sequence[Place],
+        options: PackingOptions,
+        doing: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.model, self.places, self.options, self.doing = model, places, options, doing
+        self.tied = TiedTable(model) if has_tied_head(model) else None
+        self.kinds = [options.kind(place.layer is model.get_output_embeddings()) for place in places]
+        self._weights = sum(weight_of(place.layer).numel() for place in places)
+
+    def open_experts(self) -> None:
+        """So that each expert is given its own tokens."""
+        if self.options.calibration != "none":
+            for place in self.places:
+                if isinstance(place, ExpertPlace):
+                    place.put(place.layer)
+
+    def pack(self) -> Packed:
+        """With the options' kind of weights, and extra bytes for some layers."""
+        options, text = self.options, None
+        self.open_experts()
+        if options.calibration != "none" and any(kind in FEW_BITS for kind in self.kinds):
+            text = self.calibration_text()
+        moments = None if text is None else partial(moments_by_layer, self.model, text=text)
+        costs = self.costs(moments) if options.extra_bytes else {}
+        candidates = self.candidates(costs)
+        decisions = decide(candidates, int((1 + options.extra_bytes) * least_bytes(candidates)))
+        return self.exchange(decisions, None if text is None else self.calibration(text))
+
+    def calibration_text(self) -> torch.Tensor:
+        self.doing("writing a text to calibrate on")
+        return calibration_text(self.model, SEQUENTIAL if self.options.calibration == "sequential" else SELF)
+
+    def calibration(self, text: torch.Tensor) -> Calibration:
+        gather = moments_by_layer
+        if self.options.calibration == "sequential":
+            gather = sequential_moments
+            if self.tied is not None:
+                self.tied.run(text[:TIED_ROWS])
+        return Calibration(partial(gather, self.model, text=text, reading=self.tied), text.numel())
+
+    def candidates(self, costs: Costs) -> list[Candidate]:
+        config = self.model.config
+        finer = {} if self.tied is None else {HEAD_PATH: finer_rows(config.vocab_size)}
+        return candidates_of(self.places, self.kinds, self.options.group, costs, finer)
+
+    def costs(self, moments: Gathering | None, tokens: torch.Tensor | None = None) -> Costs:
+        """What the kind and those that it may be raised to cost, for each layer that may be raised.
+
+        Calibration takes away more of it where a layer's inputs tell of each other. `tokens` are text for
+        `divergences`.
+        """
+        lowest = self.options.lowest
+        low = [place for place, kind in zip(self.places, self.kinds, strict=True) if kind == lowest]
+        levels = lowest, *RAISED[lowest]
+        found = divergences(self.model, low, levels, self.options.group, tokens)
+        for part, gathered in moments(low) if moments else ():
             for place in part:
-                share, costs = share_left(moments[place.path]), zip(levels, found[place.path], strict=True)
+                share, costs = share_left(gathered[place.path]), zip(levels, found[place.path], strict=True)
                 found[place.path] = [cost * share if kind in FEW_BITS else cost for kind, cost in costs]
-    return found
+        return found
 
+    def exchange(self, decisions: Sequence[BitDecision], calibration: Calibration | None) -> Packed:
+        """Packs layer by layer, those that are calibrated first; their inputs come from layers of all kinds."""
+        kinds: dict[str, Any] = {decision.path: decision.level.kind for decision in decisions}
+        size, group = total_bytes(decisions), self.options.group
+        arena = _arena_for(self.places, size)
+        calibrated = [place for place in self.places if calibration and kinds[place.path] in FEW_BITS]
+        tied = self.tied if kinds[HEAD_PATH] in FEW_BITS else None
+        begun = 0
 
-def _exchange(
-    model: PreTrainedModel,
-    places: Sequence[Place],
-    decisions: Sequence[BitDecision],
-    options: PackingOptions,
-    text: torch.Tensor | None,
-    doing: Callable[[str], None],
-) -> dict[str, WeightKind]:
-    """Packs layer by layer, those that are calibrated first; their inputs come from layers of all kinds."""
-    kinds: dict[str, Any] = {decision.path: decision.level.kind for decision in decisions}
-    arena = _arena_for(places, total_bytes(decisions))
-    calibrated = [place for place in places if text is not None and kinds[place.path] in FEW_BITS]
-    tied = TiedTable(model) if has_tied_head(model) and kinds[HEAD_PATH] in FEW_BITS else None
-    begun = 0
+        def told(part: Sequence[Place]) -> Iterator[Place]:
+            nonlocal begun
+            for place in part:
+                begun += 1
+                self.doing(f"packing layer {begun} of {len(self.places)}")
+                yield place
 
-    def told(part: Sequence[Place]) -> Iterator[Place]:
-        nonlocal begun
-        for place in part:
-            begun += 1
-            doing(f"packing layer {begun} of {len(places)}")
-            yield place
-
-    if text is not None:
-        doing("reading the text to calibrate on")
-        is_sequential = options.calibration == "sequential"
-        by_layer = sequential_moments if is_sequential else moments_by_layer
-        if tied is not None and is_sequential:
-            tied.run(text[:TIED_ROWS])
-        for part, moments in by_layer(model, calibrated, text, tied):
-            if tied is not None:
-                tied.weigh(moments, text.numel())
-            exchange_linears(told(part), kinds, options.group, arena, moments)
-    done = {place.path for place in calibrated}
-    others = [place for place in places if place.path not in done]
-    exchange_linears(told(others), kinds, options.group, arena, {})
-    if tied is not None:
-        tied.refine(arena)
-    return kinds
+        if calibration:
+            self.doing("reading the text to calibrate on")
+            for part, gathered in calibration.moments(calibrated):
+                if tied is not None:
+                    tied.weigh(gathered, calibration.tokens)
+                exchange_linears(told(part), kinds, group, arena, gathered)
+        done = {place.path for place in calibrated}
+        others = [place for place in self.places if place.path not in done]
+        exchange_linears(told(others), kinds, group, arena, {})
+        if tied is not None:
+            tied.refine(arena)
+        facts = {
+            "decode_layers": table(decisions),
+            "decode_bytes": size,
+            "decode_bits_per_weight": 8 * size / self._weights,
+        }
+        return Packed(kinds, facts)
 
 
 def _arena_for(places: Sequence[Place], size: int) -> Arena | None:
@@ -151,7 +185,7 @@ def packed_tensors(model: PreTrainedModel, paths: Sequence[str]) -> dict[str, to
 def restore_layers(
     places: Sequence[Place], group: int, packed: Packed, tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Like `pack_layers`, with tensors from `packed_tensors`."""
+    """Like `Packer.pack`, with tensors from `packed_tensors`."""
     arena = _arena_for(places, packed.facts["decode_bytes"])
     for place in places:
         weight, kind = weight_of(place.layer), packed.kinds[place.path]

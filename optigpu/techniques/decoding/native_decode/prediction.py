@@ -13,6 +13,12 @@ from optigpu.techniques.decoding.native_decode.families import ROLES
 from optigpu.vocabulary import DeviceKind
 
 Calibration = Literal["self", "sequential", "none"]
+AUTO = "auto"
+Weights = Literal["auto", WeightKind]
+EXPECTED_KIND: WeightKind = "w6"
+"""The kind whose bytes "auto" is expected to take: alone it is the smallest within 0.02 nat of SmolLM2-135M and Gemma
+3 270M.
+"""
 CACHE_TILE = 16
 """On a CPU room for keys comes in so many tokens, and a token's values are padded to so many; cpu/cache.py."""
 ANGLE_COPIES = 9
@@ -39,15 +45,21 @@ FINER_UNIT = 16
 class PackingOptions:
     """The options of packing: the parameters of `native_decode` of the same names."""
 
-    weights: WeightKind
+    weights: Weights
     group: int
     head: Literal["same", "w8", "bf16"]
     extra_bytes: float
     calibration: Calibration
+    max_kld: float = 0.02
+
+    @property
+    def lowest(self) -> WeightKind:
+        """The fewest bits that a layer may have."""
+        return "w3k" if self.weights == "auto" else self.weights
 
     def kind(self, is_head: bool) -> WeightKind:
-        """Of a linear layer's weights without extra bytes."""
-        return self.head if is_head and self.head != "same" else self.weights
+        """The fewest bits of a linear layer's weights."""
+        return self.head if is_head and self.head != "same" else self.lowest
 
     @property
     def tables(self) -> WeightKind:
@@ -68,10 +80,13 @@ def packed_weights(
 ) -> StoredWeights:
     """Packed matrices and tables, of which a tied head and embedding share one, and float32 copies of norms of 16 bits.
 
-    Which layers get the extra bytes depends on the weights, so that the sum may be below by less than a layer.
+    Which layers get the extra bytes depends on the weights, so that the sum may be below by less than a layer. With
+    weights "auto" it is a guess.
     """
-    matrices = tuple(_stored(matrix, weights, layout, device) for matrix in weights.matrices)
     copies = 0 if weights.width == FLOAT else weights.norm_bytes // weights.width * FLOAT
+    if layout.weights == "auto":
+        layout = replace(layout, weights=EXPECTED_KIND)
+    matrices = tuple(_stored(matrix, weights, layout, device) for matrix in weights.matrices)
     least = sum(matrix.count * matrix.bytes for matrix in _linear(matrices))
     most = 0
     for matrix in _linear(matrices):
