@@ -51,14 +51,18 @@ def measure_and_show(spec: "JobSpec", form: OutputFormat, *, verbose: bool = Fal
 
 
 def measure(spec: "JobSpec") -> Measured:
-    """Runs a job with progress on stderr, and keeps its report."""
+    """Runs a job with progress on stderr, and keeps its report. Raises UnsupportedError where a model is missing."""
     from optigpu.documents.events import as_document
     from optigpu.documents.older import why_none_ranks
     from optigpu.measure import run
+    from optigpu.models.held import require_held
+    from optigpu.models.reference import parse_reference
     from optigpu.report.formats import console
     from optigpu.report.progress import RunProgress
     from optigpu.runs import Keeper
 
+    for model in filter(None, spec.asked_models):
+        require_held(parse_reference(model))
     keeper = Keeper()
     with stoppable() as stop, RunProgress(console(stderr=True)) as progress:
 

@@ -405,6 +405,7 @@ class JobProgress:
                 doing=doing,
                 fraction=(self._round + self._share) / self._rounds,
                 remaining_s=remaining_s,
+                for_all=self._of_the_job,
             )
         )
 

@@ -51,8 +51,8 @@ class VariantStarted(Frozen):
 
 
 class Progressed(Frozen):
-    """The progress of the running variant. `fraction` is the share of the whole job that is done, in 0..1;
-    `remaining_s` a prediction, null until it is known."""
+    """The progress of the running variant, or `for_all` of them. `fraction` is the share of the whole job that is done,
+    in 0..1; `remaining_s` a prediction, null until it is known."""
 
     kind: Literal["progressed"] = "progressed"
     index: int
@@ -60,6 +60,7 @@ class Progressed(Frozen):
     doing: str
     fraction: float = Field(ge=0, le=1)
     remaining_s: float | None = None
+    for_all: bool = False
 
 
 class RoughlyMeasured(Frozen):

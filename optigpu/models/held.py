@@ -41,7 +41,7 @@ def model_directory(name: str) -> Path:
     if not os.path.isdir(directory):
         brought = f"; `optigpu models get {name}` brings it" if name in TRAINED else ""
         raise UnsupportedError(
-            f"There is no directory path:{name} under the model directory of this worker{brought}."
+            f"There is no directory path:{name} under the model directory ({MODELS_DIR}){brought}."
         )
     for file in sorted(directory.iterdir()) if os.access(directory, os.R_OK) else ():
         if file.is_symlink():
@@ -59,8 +59,18 @@ def model_file(name: str) -> Path:
     """The file of a `path:` reference. Raises UnsupportedError as `model_directory` does."""
     file = under_root(name)
     if not os.path.isfile(file):
-        raise UnsupportedError(f"There is no file path:{name} under the model directory of this worker.")
+        raise UnsupportedError(f"There is no file path:{name} under the model directory ({MODELS_DIR}).")
     return file
+
+
+def require_held(reference: ModelReference) -> None:
+    """Raises UnsupportedError where a `path:` reference names nothing under the model directory."""
+    if reference.kind != "path":
+        return
+    if Path(reference.name).suffix in FILES:
+        model_file(reference.name)
+    else:
+        model_directory(reference.name)
 
 
 def under_root(name: str) -> Path:

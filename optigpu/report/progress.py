@@ -110,7 +110,8 @@ class RunProgress(Spoken):
         match kind:
             case "planned":
                 self.labels = {variant["index"]: variant["label"] for variant in data["variants"]}
-                self.say(f"{len(self.labels)} variants to measure: {', '.join(self.labels.values())}")
+                plural = "" if len(self.labels) == 1 else "s"
+                self.say(f"{len(self.labels)} variant{plural} to measure: {', '.join(self.labels.values())}")
             case "waiting":
                 self.say(f"{data['doing']}, Ctrl-C stops.")
             case "estimated" | "unserved":
@@ -131,7 +132,7 @@ class RunProgress(Spoken):
 
     def _progressed(self, data: Document) -> None:
         left = data.get("remaining_s")
-        doing = f"{self._label(self.current)}: {data['doing']}"
+        doing = data["doing"] if data.get("for_all") else f"{self._label(self.current)}: {data['doing']}"
         ends_at = None if left is None else self.clock() + left
         self.bar.update(self.task, description=doing, total=1.0, completed=data["fraction"], ends_at=ends_at)
         if self.may_speak():

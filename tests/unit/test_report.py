@@ -317,9 +317,12 @@ def test_the_service_s_own_events_are_understood() -> None:
         progress.show("state", {"state": "running", "reason": None})
         progress.show("variant_started", {"index": 3})
         progress.show("progressed", {"fraction": 0.5, "doing": "loading", "remaining_s": None})
+        progress.show(
+            "progressed", {"fraction": 0.6, "doing": "resting", "remaining_s": None, "for_all": True}
+        )
         progress.show("state", {"state": "queued", "reason": "The worker vanished."})
         progress.show("something new", {})
-    assert page.getvalue() == " 50%  variant 3: loading\nqueued: The worker vanished.\n"
+    assert page.getvalue() == " 50%  variant 3: loading\n 60%  resting\nqueued: The worker vanished.\n"
 
 
 def test_no_text_of_a_csv_file_is_a_formula_or_steers_a_terminal() -> None:
