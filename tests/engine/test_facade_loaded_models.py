@@ -130,14 +130,14 @@ def test_a_text_beyond_the_context_is_left_to_transformers(fast: Any) -> None:
         fast.generate(prompt, max_new_tokens=3)
 
 
-def test_a_model_beyond_the_last_cache_gets_four_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_beyond_the_last_cache_gets_bits_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized, "last_level_cache_bytes", lambda: 1000)
 
     def kinds(model: Any) -> set[str]:
         program = attached(model)
         return {program.head.kind, *(block.output.kind for block in program.blocks)}
 
-    assert kinds(accelerate(tiny_model("gpt2"))) == {"w4"}
+    assert kinds(accelerate(tiny_model("gpt2"))) <= {"w3k", "w4k", "w5", "w6", "w8"}
     assert kinds(accelerate(tiny_model("gpt2"), weights="w8")) == {"w8"}
 
 
