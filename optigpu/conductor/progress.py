@@ -117,17 +117,27 @@ class Pace:
         self._expect(part)
 
     def _expect(self, part: str) -> None:
-        """Works out again what is expected of a part, replicate by replicate."""
+        """Works out again what is expected of a part, replicate by replicate.
+
+        In the first ones short parts say little of long ones: 20 s instead of 2 for one variant do not make another's
+        90 s 900.
+        """
         expected = {index: guess.seconds.get(part, 0.0) for index, guess in self._guesses.items()}
         for number in range(self._replicates):
             took = self.took.get((part, number), {})
             known = {index for index in took if index in expected} if number == 0 else set(expected)
             foreseen_s = sum(expected[index] for index in known)
-            factor = (
-                sum(took.get(index, expected[index]) for index in known) / foreseen_s if foreseen_s else 1.0
-            )
-            expected = {index: took.get(index, seconds * factor) for index, seconds in expected.items()}
+            took_s = sum(took.get(index, expected[index]) for index in known)
+            expected = {
+                index: took.get(index, _scaled(seconds, took_s, foreseen_s, seconds if number == 0 else 0.0))
+                for index, seconds in expected.items()
+            }
             self._expected[part, number] = expected
+
+
+def _scaled(seconds: float, took_s: float, foreseen_s: float, believed_s: float) -> float:
+    """Seconds times what was taken over what was foreseen, as if `believed_s` more had been as foreseen."""
+    return seconds * (took_s + believed_s) / (foreseen_s + believed_s) if foreseen_s else seconds
 
 
 CpuClocks = Callable[[], Mapping[int, float]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from optigpu.conductor import progress as progress_module
-from optigpu.conductor.progress import MOST_RISE, MOST_SHARE, SHORT_S, JobProgress
+from optigpu.conductor.progress import MOST_RISE, MOST_SHARE, SHORT_S, JobProgress, Pace
 from optigpu.documents.events import Event, Progressed
 from optigpu.job.estimate import AUDIT, COMPILE, SAMPLE, START, Guess, Plan, plan_time, spoken
 from optigpu.job.first_guess import IMPORT_S, ROUGH_LOOK_S, ROUGH_QUALITY_S
@@ -265,6 +265,12 @@ def test_what_earlier_runs_took_tells_the_time_left_from_the_start(
             progress.show("applying")
     assert [event.remaining_s for event in heard[1::2]] == [None, 36.0]
     assert heard[-1].fraction == pytest.approx(MOST_SHARE * 4 / 40)
+
+
+def test_a_short_part_of_one_variant_says_little_of_a_long_one_of_another() -> None:
+    pace = Pace({0: Guess({START: 2.0}), 1: Guess({START: 90.0})}, replicates=1)
+    pace.take((0, 0), START, 20.0)
+    assert pace.expected_s((1, 0), START) == pytest.approx(90 * 110 / 92)
 
 
 def test_the_bar_moves_and_something_is_left_however_long_a_part_takes(

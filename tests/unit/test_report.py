@@ -283,22 +283,13 @@ def test_an_interval_with_unequal_sides_is_written_by_its_bounds(
     assert with_interval({"value": value, "ci": ci}) == text
 
 
-class Clock:
-    """A clock that moves only on request."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def shown(*, quiet_s: float = 10.0) -> str:
     """What the made-up events print without a terminal, one second apart."""
-    page, clock = io.StringIO(), Clock()
-    with RunProgress(Console(file=page, width=120), quiet_s=quiet_s, clock=clock) as progress:
+    page, now = io.StringIO(), [0.0]
+    with RunProgress(Console(file=page, width=120), quiet_s=quiet_s, clock=lambda: now[0]) as progress:
         for event in EVENTS:
             progress.show(event.kind, as_document(event))
-            clock.now += 1
+            now[0] += 1
     return page.getvalue()
 
 
