@@ -167,7 +167,8 @@ def pack_within(packer: Packer) -> Packed:
     whole = [(place, place.layer) for place in packer.places]
     packer.doing("writing a text to choose bits by")
     eights = in_eight_bits(model, options.group)
-    checked, text = _texts(model, eights)
+    size = TextSize(ROWS, LENGTH) if options.calibration == "none" else SELF
+    checked, text = _texts(model, eights, size)
     packer.doing("reading the text to choose bits by")
     reference = Reference(model, checked)
     least = reference.divergence(eights)
@@ -215,11 +216,11 @@ class Attempt:
     divergence: float
 
 
-def _texts(model: PreTrainedModel, program: Program) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the model is measured on, and what it is calibrated on."""
+def _texts(model: PreTrainedModel, program: Program, size: TextSize) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the model is measured on, and what its costs and its calibration are from, which has that size."""
     rows = max(1, min(CHECKED.rows, CHECKED_BYTES // (2 * model.config.vocab_size * CHECKED.length)))
     checked = calibration_text(model, TextSize(rows, CHECKED.length), program, CHECKED_SEED)
-    return checked, calibration_text(model, SELF, program)
+    return checked, calibration_text(model, size, program)
 
 
 def _closest(
