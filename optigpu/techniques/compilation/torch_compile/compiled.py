@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo.exc import TorchRuntimeError, Unsupported, UserError
+from torch._dynamo.exc import InternalTorchDynamoError, TorchRuntimeError, Unsupported, UserError
+from torch._inductor.exc import InductorError
 
 from optigpu.surgery.compile_times import MadeFor, compile_facts, made_for, require_same
 from optigpu.techniques.base import Notes
 from optigpu.techniques.compilation.torch_compile import TorchCompile
-from optigpu.vocabulary import UnsupportedError, unsupported
+from optigpu.vocabulary import UnsupportedError, first_line, unsupported
 
 MANY_RECOMPILES = 256
 """With graph breaks a layer is a graph of its own, and torch's limit of 8 would run the ninth in the interpreter."""
@@ -64,12 +65,18 @@ class Compiled:
         if not self._technique.dynamic:
             require_same("torch_compile", self._made_for, *arguments)
         torch.compiler.cudagraph_mark_step_begin()
-        return self._compiled(*arguments)
+        try:
+            return self._compiled(*arguments)
+        except AssertionError as error:
+            raise UnsupportedError(_own_fault(first_line(error))) from error
 
     def _first_call(self, *arguments: Any) -> Any:
         before = compile_facts()
         sentence = "torch_compile cannot make one graph of this model ({}); set fullgraph to false."
-        with unsupported((Unsupported, UserError, TorchRuntimeError), sentence.format):
+        with (
+            unsupported((InternalTorchDynamoError, InductorError, AssertionError), _own_fault),
+            unsupported((Unsupported, UserError, TorchRuntimeError), sentence.format),
+        ):
             result = self._compiled(*arguments)
         facts = compile_facts(before)
         graphs = facts["compiled_graphs"]
@@ -80,6 +87,11 @@ class Compiled:
         self._made_for = made_for(*arguments)
         self._notes.record(**facts)
         return result
+
+
+def _own_fault(why: str) -> str:
+    """Of torch: Dynamo fails, or a tensor comes with other strides than Inductor's code asserts."""
+    return f"torch_compile: torch fails to compile this model ({why}); leave torch_compile out of the stack."
 
 
 def _guards_of_arguments(guards: Sequence[Any]) -> list[bool]:
