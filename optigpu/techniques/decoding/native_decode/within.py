@@ -71,7 +71,8 @@ class Reference:
         for rows, half in zip(self._text, self._expected, strict=True):
             expected, found = half.float(), _log_probabilities(decoder, rows)
             total += float((expected.exp() * (expected - found)).sum())
-        return total / sum(rows.numel() for rows in self._text)
+        count: int = sum(rows.numel() for rows in self._text)
+        return total / count
 
 
 def _log_probabilities(decoder: Any, rows: torch.Tensor) -> torch.Tensor:
