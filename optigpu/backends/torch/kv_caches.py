@@ -12,11 +12,17 @@ suit keys better below 8 bits alone, and need groups of tokens that are held bac
 import functools
 from collections.abc import Callable
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
-from transformers.cache_utils import DynamicLayer, StaticLayer, StaticSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicLayer,
+    LinearAttentionAndStaticFullAttentionLayer,
+    LinearAttentionAndStaticSlidingWindowAttentionLayer,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
 
 from optigpu.documents.facts import ModelFacts
 from optigpu.models.loading.packed_checkpoints import count_packed
@@ -77,6 +83,14 @@ class GrowingLayer(DynamicLayer):
         if tokens_to_remove < 0 and self.is_initialized:
             self._keep(_mapped(lambda part: part[:, :, :tokens_to_remove], self.parts))
             self.cumulative_length += tokens_to_remove
+
+
+class WholeHybridLayer(LinearAttentionAndStaticFullAttentionLayer):
+    """Convolutions, and attention over the whole sequence. Inkling reads the length before a step adds to it."""
+
+    def get_seq_length(self) -> int:
+        """Or an int64 tensor [] of its own, of which torch records what is made."""
+        return cast(int, self.cumulative_length.clone()) if self.is_initialized else 0
 
 
 class FixedLayer(StaticLayer):
@@ -184,6 +198,9 @@ def new_cache(model: PreTrainedModel, options: CacheOptions, length: int) -> Cac
         for index, layer in enumerate(cache.layers):
             if type(layer) in (StaticLayer, StaticSlidingWindowLayer):
                 cache.layers[index] = FixedLayer(options, length) if is_ours else StaticLayer(length)
+            elif type(layer) is LinearAttentionAndStaticSlidingWindowAttentionLayer:
+                states = layer.number_of_states
+                cache.layers[index] = WholeHybridLayer(length, states)
         return cache
     cache = DynamicCache(config=model.config)
     if _is_own(options):
