@@ -24,6 +24,7 @@ from optigpu.techniques.base import (
     Trial,
 )
 from optigpu.techniques.decoding.native_decode import prediction
+from optigpu.techniques.decoding.native_decode.prediction import MAX_KLD
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ CHOOSE_S = 1.4e-7
 """Of each weight, to choose its bits."""
 BUILD_S = 25.0
 """Compiling the operator, once on a machine."""
-MAX_KLD = 0.02
-"""The divergence that `weights` auto stays within by default, in nats for each token."""
 NARROW_TIMES = 4.0
 """As long with AVX2 alone."""
 

@@ -29,7 +29,7 @@ from optigpu.techniques.decoding.native_decode.packing import (
     packed_tensors,
     restore_layers,
 )
-from optigpu.techniques.decoding.native_decode.prediction import AUTO, PackingOptions
+from optigpu.techniques.decoding.native_decode.prediction import PackingOptions
 from optigpu.techniques.decoding.native_decode.within import pack_within
 from optigpu.vocabulary import UnsupportedError
 
@@ -78,7 +78,7 @@ def pack_or_restore(
         restore_layers(places, options.group, packed, kept.tensors)
         return packed.facts
     packer = Packer(model, places, options, doing)
-    packed = pack_within(packer) if options.weights == AUTO else packer.pack()
+    packed = pack_within(packer) if options.weights == "auto" else packer.pack()
     if key:
         save(key, packed_tensors(model, list(packed.kinds)), {"kinds": packed.kinds, "facts": packed.facts})
     return packed.facts

@@ -79,6 +79,11 @@ class Packer:
         self.model, self.places, self.options, self.doing = model, places, options, doing
         self.tied = TiedTable(model) if has_tied_head(model) else None
         self.kinds = [options.kind(place.layer is model.get_output_embeddings()) for place in places]
+        # The layers that may have more bits, and all kinds that these may have.
+        self.raised = [
+            place for place, kind in zip(places, self.kinds, strict=True) if kind == options.lowest
+        ]
+        self.levels: tuple[WeightKind, ...] = (options.lowest, *RAISED.get(options.lowest, ()))
         self._weights = sum(weight_of(place.layer).numel() for place in places)
 
     def open_experts(self) -> None:
@@ -123,11 +128,9 @@ class Packer:
         Calibration takes away more of it where a layer's inputs tell of each other. `tokens` are text for
         `divergences`.
         """
-        lowest = self.options.lowest
-        low = [place for place, kind in zip(self.places, self.kinds, strict=True) if kind == lowest]
-        levels = lowest, *RAISED[lowest]
-        found = divergences(self.model, low, levels, self.options.group, tokens)
-        for part, gathered in moments(low) if moments else ():
+        levels = self.levels
+        found = divergences(self.model, self.raised, levels, self.options.group, tokens)
+        for part, gathered in moments(self.raised) if moments else ():
             for place in part:
                 share, costs = share_left(gathered[place.path]), zip(levels, found[place.path], strict=True)
                 found[place.path] = [cost * share if kind in FEW_BITS else cost for kind, cost in costs]

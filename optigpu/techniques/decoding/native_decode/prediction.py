@@ -13,8 +13,9 @@ from optigpu.techniques.decoding.native_decode.families import ROLES
 from optigpu.vocabulary import DeviceKind
 
 Calibration = Literal["self", "sequential", "none"]
-AUTO = "auto"
 Weights = Literal["auto", WeightKind]
+MAX_KLD = 0.02
+"""The divergence that weights "auto" stay within by default, in nats for each token."""
 EXPECTED_KIND: WeightKind = "w6"
 """The kind whose bytes "auto" is expected to take: alone it is the smallest within 0.02 nat of SmolLM2-135M and Gemma
 3 270M.
@@ -50,7 +51,7 @@ class PackingOptions:
     head: Literal["same", "w8", "bf16"]
     extra_bytes: float
     calibration: Calibration
-    max_kld: float = 0.02
+    max_kld: float = MAX_KLD
 
     @property
     def lowest(self) -> WeightKind:

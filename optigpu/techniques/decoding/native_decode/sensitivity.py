@@ -59,9 +59,9 @@ def divergences(
     """By how much the model's next tokens diverge with each of the kinds, for each layer's path.
 
     In nats for each token. `group` inputs of an output share a scale. `tokens` are text that the model wrote, int64
-    [rows, length]; without any it writes some. The finer rows of a tied head are taken to be the
-    first ones, as they are without calibration. With the costliest ones left out instead, a calibrated head kept its 4
-    bits where 8 would have left out more: bundled:tiny with a fifth more bytes diverged by 0.0049 and not by 0.0032.
+    [rows, length]; without any it writes some. The finer rows of a tied head are taken to be the first ones, as they
+    are without calibration. With the costliest ones left out instead, a calibrated head kept its 4 bits where 8 would
+    have left out more: bundled:tiny with a fifth more bytes diverged by 0.0049 and not by 0.0032.
     """
     information = fisher_information(model, places, group, tokens)
     found: dict[str, list[float]] = {}

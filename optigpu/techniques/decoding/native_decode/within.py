@@ -8,10 +8,10 @@ one holds on the other.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -26,7 +26,7 @@ from optigpu.surgery.bit_allocation import (
     decide,
     least_bytes,
 )
-from optigpu.surgery.places import ExpertPlace, weight_of
+from optigpu.surgery.places import ExpertPlace, Place
 from optigpu.techniques.decoding.native_decode.calibration import (
     SELF,
     KeptMoments,
@@ -35,11 +35,13 @@ from optigpu.techniques.decoding.native_decode.calibration import (
     in_eight_bits,
     program_of_packed,
 )
-from optigpu.techniques.decoding.native_decode.packing import Calibration, Costs, Packed, Packer
-from optigpu.techniques.decoding.native_decode.prediction import RAISED
+from optigpu.techniques.decoding.native_decode.packing import Calibration, Packed, Packer
 from optigpu.techniques.decoding.native_decode.programs import new_decoder
 from optigpu.techniques.decoding.native_decode.sensitivity import LENGTH, ROWS
 from optigpu.vocabulary import UnsupportedError
+
+if TYPE_CHECKING:
+    from optigpu.techniques.decoding.native_decode.programs import Decoder
 
 CHECKED = TextSize(32, 32)
 """The text that a packed model is measured on. Some texts diverge ten times as much as others: with 8 sequences of 128
@@ -75,7 +77,7 @@ class Reference:
         return total / count
 
 
-def _log_probabilities(decoder: Any, rows: torch.Tensor) -> torch.Tensor:
+def _log_probabilities(decoder: "Decoder", rows: torch.Tensor) -> torch.Tensor:
     """After each token of sequences, int64 [rows, length]: float32 [rows, length, vocabulary]."""
     decoder.begin(*rows.shape)
     if isinstance(decoder, CpuDecoder):
@@ -119,34 +121,17 @@ TYPICAL: Mapping[WeightKind, float] = {"w3k": 0.57, "w4k": 0.105, "w5": 0.045, "
 
 
 def _as_one(layers: Sequence[Candidate]) -> Candidate:
-    """One candidate for all layers that may be raised."""
-    raised = [layer for layer in layers if len(layer.levels) > 1]
+    """One candidate for all layers that may be raised, with typical gains."""
     levels = tuple(
         replace(each[0], stored_bytes=sum(level.stored_bytes for level in each))
-        for each in zip(*(layer.levels for layer in raised), strict=True)
+        for each in zip(*(layer.levels for layer in layers if len(layer.levels) > 1), strict=True)
     )
+    kinds = [cast(WeightKind, level.kind) for level in levels]
     gains = tuple(
-        sum(
-            layer.gains[index] * (layer.levels[index + 1].stored_bytes - layer.levels[index].stored_bytes)
-            for layer in raised
-        )
-        / (upper.stored_bytes - lower.stored_bytes)
-        for index, (lower, upper) in enumerate(pairwise(levels))
+        (TYPICAL[kind] - TYPICAL[finer]) / (upper.stored_bytes - lower.stored_bytes)
+        for (kind, finer), (lower, upper) in zip(pairwise(kinds), pairwise(levels), strict=True)
     )
     return Candidate("", levels, Stage.REST, gains=gains)
-
-
-def _typical_costs(packer: Packer) -> Costs:
-    """As if each layer lost as much as its share of the weights."""
-    lowest = packer.options.lowest
-    sizes = {
-        place.path: weight_of(place.layer).numel()
-        for place, kind in zip(packer.places, packer.kinds, strict=True)
-        if kind == lowest
-    }
-    total = sum(sizes.values())
-    levels = lowest, *RAISED[lowest]
-    return {path: [TYPICAL[kind] * size / total for kind in levels] for path, size in sizes.items()}
 
 
 def _of_kind(layer: Candidate, whole: BitDecision) -> BitDecision:
@@ -166,6 +151,11 @@ def pack_within(packer: Packer) -> Packed:
     before = [(place, place.layer) for place in experts.values()]
     packer.open_experts()
     whole = [(place, place.layer) for place in packer.places]
+
+    def put_back(layers: Iterable[tuple[Place, torch.nn.Module]] = whole) -> None:
+        for place, layer in layers:
+            place.put(layer)
+
     packer.doing("writing a text to choose bits by")
     eights = in_eight_bits(model, options.group)
     size = TextSize(ROWS, LENGTH) if options.calibration == "none" else SELF
@@ -174,19 +164,19 @@ def pack_within(packer: Packer) -> Packed:
     reference = Reference(model, checked)
     least = reference.divergence(eights)
     del eights
-    calibration = None
+    moments = calibration = None
     if options.calibration != "none":
-        raised = [
-            place for place, kind in zip(packer.places, packer.kinds, strict=True) if kind == options.lowest
-        ]
-        calibration = Calibration(KeptMoments(model, raised, text, packer.tied).of, text.numel())
-    moments = None if calibration is None else calibration.moments
-    costs = _typical_costs(packer) if experts else packer.costs(moments, text[:ROWS, :LENGTH])
+        moments = KeptMoments(model, packer.raised, text, packer.tied).of
+        calibration = Calibration(moments, text.numel())
+    if experts:
+        typical = [TYPICAL[kind] for kind in packer.levels]
+        costs = {place.path: typical for place in packer.raised}
+    else:
+        costs = packer.costs(moments, text[:ROWS, :LENGTH])
     prediction = Prediction(packer.candidates(costs), is_uniform=bool(experts))
 
     def packed(decisions: Sequence[BitDecision], calibration: Calibration | None = calibration) -> Attempt:
-        for place, layer in whole:
-            place.put(layer)
+        put_back()
         made = packer.exchange(decisions, calibration)
         packer.doing("measuring the packed model")
         program = program_of_packed(model, options.tables, options.group, tied=packer.tied is not None)
@@ -195,12 +185,10 @@ def pack_within(packer: Packer) -> Packed:
     found = _closest(prediction, options.max_kld, least, packed)
     is_within = found.divergence <= options.max_kld
     if options.calibration == "sequential" and is_within:
-        for place, layer in whole:
-            place.put(layer)
+        put_back()
         found = packed(found.decisions, packer.calibration(packer.calibration_text()))
     if not is_within:
-        for place, layer in (*whole, *before):
-            place.put(layer)
+        put_back((*whole, *before))
         raise UnsupportedError(
             f"native_decode: weights of 8 bits do not keep this model within max_kld {options.max_kld:g}; with them "
             f"the lowest is {found.divergence:.2g}. Set max_kld to more than that, or weights to bf16."
