@@ -132,10 +132,10 @@ def run(
         memory_rule=memory_rule,
         plan=plan,
     )
-    stop, again, spans, took, beside_others = _measured(opening, todo, outcomes, on_event)
+    stop, again, spans, took, slowed = _measured(opening, todo, outcomes, on_event)
     if tuple(program) == REPLICATE:  # another program takes another time
         parts, preparing = _lasted(spec, todo, needed, spans, took)
-        keep_rates(rates.with_run(parts, preparing, beside_others=beside_others))
+        keep_rates(rates.with_run(parts, preparing, slowed))
     attribution = attribute(spec, variants, outcomes, again)
     on_event(Finished(attribution=attribution))
     found = tuple(outcomes[index] for index in sorted(outcomes))
@@ -155,15 +155,15 @@ def _measured(
     todo: Sequence[Variant],
     outcomes: dict[int, Outcome],
     on_event: Callable[[Event], None],
-) -> tuple[StoppedError | None, Samples, tuple[Span, ...], Mapping[tuple[int, str], float], bool]:
+) -> tuple[StoppedError | None, Samples, tuple[Span, ...], Mapping[tuple[int, str], float], float]:
     """Measures variants in one session and adds an outcome for each. Returns why the session had to stop, if it had,
-    what the baseline measured again, where the time went, what each part of a variant took, and whether others were at
-    work as it began."""
+    what the baseline measured again, where the time went, what each part of a variant took, and by what factor
+    others at work were expected to slow that down."""
     again: Samples = ()
     spans: tuple[Span, ...] = ()
     took: Mapping[tuple[int, str], float] = {}
     rough: Mapping[int, Rough] = {}
-    beside_others = False
+    slowed = 1.0
     try:
         with opening as session:
             session.progress.limit(session.spec.limits.timeout_s)
@@ -172,15 +172,15 @@ def _measured(
                     again = _MEASURES.get(session.spec.plan, _measure)(session, todo, outcomes)
             finally:
                 spans, took = session.progress.spans(), session.progress.took
-                rough, beside_others = session.rough.found, session.beside_others
+                rough, slowed = session.rough.found, session.slowed
     except StoppedError as stop:
         status = VariantStatus.CANCELLED if isinstance(stop, CancelledError) else VariantStatus.FAILED
         reason = f"{stop} No replicate of this variant was whole by then."
         for index in (variant.index for variant in todo if variant.index not in outcomes):
             outcomes[index] = Outcome(index=index, status=status, reason=reason, rough=rough.get(index))
             on_event(VariantFinished(outcome=outcomes[index]))
-        return stop, again, spans, took, beside_others
-    return None, again, spans, took, beside_others
+        return stop, again, spans, took, slowed
+    return None, again, spans, took, slowed
 
 
 WAITS = (WAITING_FOR_DEVICE, LOOKING)

@@ -39,10 +39,9 @@ def share_cpus(session: Session) -> None:
     busy = at_work(spec.device, sample)
     if busy is None:
         return
-    session.share_cpus()
     used = min(1.0, (sample.foreign_s or 0.0) / (sample.wall_s * sample.cpus))
     before_s = session.progress.expected_s
-    session.progress.slow_down(1 / (1 - COSTS * used))
+    session.share_cpus(1 / (1 - COSTS * used))
     if spec.plan not in (PlanName.SEARCH, PlanName.BATCH_SCALING):  # of which a round alone is expected
         seconds = session.foreseen_s + session.progress.expected_s - before_s
         told = f"{busy}; beside that it takes about {spoken(seconds)}."

@@ -80,7 +80,7 @@ class Session:
     monitor: HostMonitor = field(init=False)
     rough: RoughLooks = field(init=False)
     # Whether other programs were at work when the job began.
-    beside_others: bool = field(init=False, default=False)
+    slowed: float = field(init=False, default=1.0)
     _running: set[int] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
@@ -105,11 +105,17 @@ class Session:
     def replicates(self) -> int:
         return self.fitting or self.spec.measure.replicates
 
-    def share_cpus(self) -> None:
-        """From now on threads of its processes sleep while they wait for each other, which its results record."""
+    @property
+    def beside_others(self) -> bool:
+        return self.slowed > 1
+
+    def share_cpus(self, slowed: float) -> None:
+        """Others are at work, so that everything takes about `slowed` times as long. From now on threads of its
+        processes sleep while they wait for each other, which its results record."""
         variables = {**self.environment.variables, **PATIENT}
         self.environment = self.environment.model_copy(update={"variables": variables})
-        self.beside_others = True
+        self.slowed = slowed
+        self.progress.slow_down(slowed)
 
     def assignment(self, variant: Variant, replicate: int) -> Assignment:
         """The first message to a process that measures this variant, for no longer than its share of the job's time."""

@@ -46,19 +46,25 @@ class Rates:
         self,
         parts: Mapping[tuple[Variant, str], "Took"],
         preparing: Mapping["Need", float] = MappingProxyType({}),
-        *,
-        beside_others: bool = False,
+        slowed: float = 1.0,
     ) -> "Rates":
         """After a run in which parts and the preparation took so long. A first run of something tells of others like
-        it; a later one finds what is kept of it, and where it took longer beside others it tells nothing."""
-        newest = 0.0 if beside_others else NEWEST
+        it; a later one finds what is kept of it.
+
+        Other processes made the run take about `slowed` times as long. A first run then counts as that much shorter,
+        and a longer later one does not count.
+        """
+        newest = NEWEST if slowed == 1 else 0.0
         took = {_keys(variant, part): each for (variant, part), each in parts.items()}
         took |= {need.keys: Took(seconds, need.guessed_s) for need, seconds in preparing.items()}
-        found = {own: each.seconds for (own, _), each in took.items()}
+        found = {
+            own: each.seconds if own in self.seconds else each.seconds / slowed
+            for (own, _), each in took.items()
+        }
         new = {
             keys: each for keys, each in took.items() if keys[0] not in self.seconds and each.guessed_s > 0
         }
-        found |= {shared: each.seconds / each.guessed_s for (_, shared), each in new.items()}
+        found |= {shared: each.seconds / each.guessed_s / slowed for (_, shared), each in new.items()}
         blended = {
             key: min(value, value + (1 - newest) * (self.seconds.get(key, value) - value))
             for key, value in found.items()

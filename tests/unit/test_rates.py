@@ -54,8 +54,10 @@ def test_a_later_run_that_finds_what_is_kept_tells_nothing_of_other_models() -> 
     rates = NO_RATES.with_run({(tiny, START): Took(12.0, 6.0)}).with_run({(tiny, START): Took(2.0, 6.0)})
     assert rates.expected(tiny, START, 6.0) == 2.0, "what was packed once is read from then on"
     assert rates.expected(large, START, 10.0) == 20.0
-    beside = rates.with_run({(tiny, START): Took(50.0, 6.0)}, beside_others=True)
+    beside = rates.with_run({(tiny, START): Took(50.0, 6.0)}, slowed=1.25)
     assert beside.expected(tiny, START, 6.0) == 2.0, "nor does one beside other work"
+    first = NO_RATES.with_run({(tiny, START): Took(15.0, 6.0)}, slowed=1.25)
+    assert [first.expected(tiny, START, 6.0), first.expected(large, START, 10.0)] == [12.0, 20.0]
 
 
 def test_sampling_keeps_the_limits_of_the_job() -> None:
