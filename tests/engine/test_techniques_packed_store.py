@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import load_model
 from optigpu.models.reference import parse_reference
 from optigpu.ops.decode.cpu.arena import Arena, aligned
+from optigpu.surgery.bit_allocation import BitDecision, decide, least_bytes
 from optigpu.surgery.places import linear_places
 from optigpu.techniques.decoding.native_decode import NativeDecode
 from optigpu.techniques.decoding.native_decode import packed_store as decode_store
+from optigpu.techniques.decoding.native_decode.calibration import KeptMoments
 from optigpu.techniques.decoding.native_decode.packed_store import (
     BOUND,
     key_of,
@@ -28,7 +30,12 @@ from optigpu.techniques.decoding.native_decode.packed_store import (
     pack_or_restore,
     save,
 )
-from optigpu.techniques.decoding.native_decode.packing import Packer
+from optigpu.techniques.decoding.native_decode.packing import (
+    Calibration,
+    Kept,
+    Packer,
+    packed_tensors,
+)
 from optigpu.techniques.decoding.native_decode.prediction import PackingOptions
 from tests.breadth import spread
 from tests.engine.caches import largest_file
@@ -314,6 +321,32 @@ def test_packing_tells_at_which_layer_it_is() -> None:
     Packer(fresh, places, PackingOptions("w4", 32, "same", 0.0, "self", 0.02), told.append).pack()
     layers = [f"packing layer {number} of {len(places)}" for number in range(1, len(places) + 1)]
     assert told == ["writing a text to calibrate on", "reading the text to calibrate on", *layers]
+
+
+@pytest.mark.parametrize("calibration", ["none", "self"])
+def test_layers_of_an_earlier_packing_are_as_if_they_were_packed_again(calibration: Any) -> None:
+    fresh = model()
+    places = linear_places(fresh)
+    packer = Packer(fresh, places, PackingOptions("w4", 32, "same", 0.2, calibration, 0.02))
+    whole = [(place, place.layer) for place in places]
+    known = None
+    if calibration == "self":
+        text = packer.calibration_text()
+        known = Calibration(KeptMoments(fresh, places, text, packer.tied).of, text.numel())
+    candidates = packer.candidates(packer.costs(None))
+    few, many = (decide(candidates, int(share * least_bytes(candidates))) for share in (1.05, 1.3))
+
+    def exchanged(decisions: Sequence[BitDecision], *earlier: Kept) -> Kept:
+        for place, layer in whole:
+            place.put(layer)
+        made = packer.exchange(decisions, known, *earlier)
+        return Kept(made.kinds, packed_tensors(fresh, list(made.kinds)))
+
+    first, again = exchanged(few), exchanged(many)
+    copied = exchanged(many, first)
+    assert 0 < sum(first.kinds[path] == kind for path, kind in again.kinds.items()) < len(places)
+    assert copied.kinds == again.kinds
+    assert all(copied.tensors[name].equal(tensor) for name, tensor in again.tensors.items())
 
 
 # ---- native_decode with the store.

@@ -50,6 +50,17 @@ class Packed:
     facts: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Layers as they were packed before: their kinds by their paths, and their `packed_tensors`."""
+
+    kinds: Mapping[str, WeightKind]
+    tensors: Mapping[str, torch.Tensor]
+
+
+NONE_KEPT = Kept({}, {})
+
+
 Gathering = Callable[[Sequence[Place]], Iterator[tuple[list[Place], Moments]]]
 """Yields some of the layers at a time with the moments of their inputs, as `moments_by_layer` does."""
 
@@ -136,13 +147,24 @@ class Packer:
                 found[place.path] = [cost * share if kind in FEW_BITS else cost for kind, cost in costs]
         return found
 
-    def exchange(self, decisions: Sequence[BitDecision], calibration: Calibration | None) -> Packed:
-        """Packs layer by layer, those that are calibrated first; their inputs come from layers of all kinds."""
+    def exchange(
+        self, decisions: Sequence[BitDecision], calibration: Calibration | None, earlier: Kept = NONE_KEPT
+    ) -> Packed:
+        """Packs layer by layer, those that are calibrated first; their inputs come from layers of all kinds.
+
+        Layers that have their kind in `earlier` are copied from there.
+        """
         kinds: dict[str, Any] = {decision.path: decision.level.kind for decision in decisions}
         size, group = total_bytes(decisions), self.options.group
         arena = _arena_for(self.places, size)
-        calibrated = [place for place in self.places if calibration and kinds[place.path] in FEW_BITS]
-        tied = self.tied if kinds[HEAD_PATH] in FEW_BITS else None
+        copied = [place for place in self.places if earlier.kinds.get(place.path) == kinds[place.path]]
+        done = {place.path for place in copied}
+        calibrated = [
+            place
+            for place in self.places
+            if calibration and kinds[place.path] in FEW_BITS and place.path not in done
+        ]
+        tied = self.tied if kinds[HEAD_PATH] in FEW_BITS and HEAD_PATH not in done else None
         begun = 0
 
         def told(part: Sequence[Place]) -> Iterator[Place]:
@@ -152,13 +174,15 @@ class Packer:
                 self.doing(f"packing layer {begun} of {len(self.places)}")
                 yield place
 
-        if calibration:
+        for place in told(copied):
+            place.put(_restored_layer(place, earlier.kinds[place.path], group, earlier.tensors, arena))
+        if calibration and calibrated:
             self.doing("reading the text to calibrate on")
             for part, gathered in calibration.moments(calibrated):
                 if tied is not None:
                     tied.weigh(gathered, calibration.tokens)
                 exchange_linears(told(part), kinds, group, arena, gathered)
-        done = {place.path for place in calibrated}
+        done.update(place.path for place in calibrated)
         others = [place for place in self.places if place.path not in done]
         exchange_linears(told(others), kinds, group, arena, {})
         if tied is not None:
@@ -191,18 +215,24 @@ def restore_layers(
     """Like `Packer.pack`, with tensors from `packed_tensors`."""
     arena = _arena_for(places, packed.facts["decode_bytes"])
     for place in places:
-        weight, kind = weight_of(place.layer), packed.kinds[place.path]
-        found = {
-            name.removeprefix(f"{place.path}."): kept(
-                tensor, weight.device, None if name.endswith("bias") else arena
-            )
-            for name, tensor in tensors.items()
-            if name.startswith(f"{place.path}.")
-        }
-        about = kind, weight.shape[1], 0 if kind == "bf16" else group
-        rows = found.get("finer.rows")
-        finer = None if rows is None else FinerRows(rows, _restored("finer.", len(rows), *about, found))
-        place.put(DecodeLinear(replace(_restored("", weight.shape[0], *about, found), finer=finer)))
+        place.put(_restored_layer(place, packed.kinds[place.path], group, tensors, arena))
+
+
+def _restored_layer(
+    place: Place, kind: WeightKind, group: int, tensors: Mapping[str, torch.Tensor], arena: Arena | None
+) -> DecodeLinear:
+    weight = weight_of(place.layer)
+    found = {
+        name.removeprefix(f"{place.path}."): kept(
+            tensor, weight.device, None if name.endswith("bias") else arena
+        )
+        for name, tensor in tensors.items()
+        if name.startswith(f"{place.path}.")
+    }
+    about = kind, weight.shape[1], 0 if kind == "bf16" else group
+    rows = found.get("finer.rows")
+    finer = None if rows is None else FinerRows(rows, _restored("finer.", len(rows), *about, found))
+    return DecodeLinear(replace(_restored("", weight.shape[0], *about, found), finer=finer))
 
 
 def _restored(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from transformers import PreTrainedModel
 
+from optigpu.hardware.cgroup import free_host_bytes
 from optigpu.ops.decode.cpu.decoder import CpuDecoder, Part
 from optigpu.ops.decode.program import Program, WeightKind
 from optigpu.surgery.bit_allocation import (
@@ -35,7 +36,14 @@ from optigpu.techniques.decoding.native_decode.calibration import (
     in_eight_bits,
     program_of_packed,
 )
-from optigpu.techniques.decoding.native_decode.packing import Calibration, Packed, Packer
+from optigpu.techniques.decoding.native_decode.packing import (
+    NONE_KEPT,
+    Calibration,
+    Kept,
+    Packed,
+    Packer,
+    packed_tensors,
+)
 from optigpu.techniques.decoding.native_decode.programs import new_decoder
 from optigpu.techniques.decoding.native_decode.sensitivity import LENGTH, ROWS
 from optigpu.vocabulary import UnsupportedError
@@ -175,9 +183,13 @@ def pack_within(packer: Packer) -> Packed:
         costs = packer.costs(moments, text[:ROWS, :LENGTH])
     prediction = Prediction(packer.candidates(costs), is_uniform=bool(experts))
 
+    earlier = NONE_KEPT
+
     def packed(decisions: Sequence[BitDecision], calibration: Calibration | None = calibration) -> Attempt:
+        nonlocal earlier
         put_back()
-        made = packer.exchange(decisions, calibration)
+        made = packer.exchange(decisions, calibration, earlier)
+        earlier = _kept(model, made)
         packer.doing("measuring the packed model")
         program = program_of_packed(model, options.tables, options.group, tied=packer.tied is not None)
         return Attempt(decisions, made, reference.divergence(program))
@@ -186,6 +198,7 @@ def pack_within(packer: Packer) -> Packed:
     is_within = found.divergence <= options.max_kld
     if options.calibration == "sequential" and is_within:
         put_back()
+        earlier = NONE_KEPT
         found = packed(found.decisions, packer.calibration(packer.calibration_text()))
     if not is_within:
         put_back((*whole, *before))
@@ -194,6 +207,13 @@ def pack_within(packer: Packer) -> Packed:
             f"the lowest is {found.divergence:.2g}. Set max_kld to more than that, or weights to bf16."
         )
     return replace(found.packed, facts=found.packed.facts | {"decode_divergence": found.divergence})
+
+
+def _kept(model: PreTrainedModel, packed: Packed) -> Kept:
+    """For the next packing, where there is memory for two."""
+    if model.device.type != "cpu" or packed.facts["decode_bytes"] > free_host_bytes():
+        return NONE_KEPT
+    return Kept(packed.kinds, packed_tensors(model, list(packed.kinds)))
 
 
 @dataclass(frozen=True)
