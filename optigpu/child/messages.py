@@ -84,6 +84,10 @@ class BatchTried(Frozen):
 LOADING = "loading"
 """What the child says it does while it reads its model; it begins with that."""
 
+KEPT_WORK = ("applying: ", "converting ")
+"""How it begins what it says while it makes what is kept on disk: packed weights, compiled operators, converted models.
+"""
+
 WARMING_UP = "warming up"
 """What the child says it does when nothing but requests is left before Ready."""
 

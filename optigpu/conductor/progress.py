@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
+from optigpu.child.messages import KEPT_WORK
 from optigpu.documents.events import Event, Progressed
 from optigpu.documents.timeline import Span
-from optigpu.job.estimate import COMPILE, SAMPLE, START, Guess, Plan
+from optigpu.job.estimate import MAKE, SAMPLE, START, Guess, Plan
 from optigpu.job.spec import Measure
 from optigpu.vocabulary import CancelledError, DeadlineError, OverdueError
 
@@ -74,11 +75,15 @@ class Pace:
         self.left.get(unit, {}).pop(part, None)
         self._learn(unit, part, seconds)
 
-    def compiled(self, unit: Unit, seconds: float) -> None:
-        """Of the replicate's start so much was compiling, which its later ones are not expected to repeat."""
-        if COMPILE in self.left.get(unit, {}):
+    def made(self, unit: Unit, seconds: float, *, ends: bool) -> None:
+        """In so much of the replicate's start it made what its later ones find; if it `ends`, nothing else."""
+        if MAKE not in self.left.get(unit, {}):
+            return
+        if START in self.left[unit]:
+            self._begun[unit, START] = self._begun.get((unit, START), 0.0) - seconds
+        else:
             self._learn(unit, START, max(0.0, self.expected_s(unit, START) - seconds))
-            self.take(unit, COMPILE, seconds)
+        self.take(unit, MAKE, seconds, ends=ends)
 
     def sample(self, unit: Unit, seconds: float) -> None:
         self._sampled[unit] = self._sampled.get(unit, 0.0) + seconds
@@ -211,7 +216,10 @@ class JobProgress:
         self._timeout_s, self._deadline = math.inf, math.inf
         self._half = (math.inf, "")
         self._unit: Unit = (next(iter(indexes), 0), 0)
-        self._doing = WAITING_FOR_DEVICE
+        self._doing, self._showed = WAITING_FOR_DEVICE, time.monotonic()
+        # How long each replicate has made what is kept on disk, and whose work was shown last.
+        self._made_s: dict[Unit, float] = {}
+        self._made_by = self._unit
         self._started, self._told = time.monotonic(), -math.inf
         self._of_the_job = True
         self.timeline = Timeline(self._started, self._doing)
@@ -240,7 +248,7 @@ class JobProgress:
         self._most_sample_s = self._measure.max_seconds
         self._pace = Pace(plan.guesses, plan.replicates)
         for index in ready:
-            for part in (START, COMPILE):
+            for part in (START, MAKE):
                 self._pace.left.get((index, 0), {}).pop(part, None)
         self._round, self._rounds, self._share = number, count, 0.0
         self._between()
@@ -269,7 +277,11 @@ class JobProgress:
         """Sets the text for what the current replicate does; reported at once, but what follows a colon, which says how
         far it is, once a second. `span` is what the timeline calls it, if not the text before a colon."""
         (thing, _, how_far), before = doing.partition(": "), self._doing.partition(": ")[0]
-        self._doing = doing
+        if self._doing.startswith(KEPT_WORK):
+            self._made_s[self._made_by] = (
+                self._made_s.get(self._made_by, 0.0) + time.monotonic() - self._showed
+            )
+        self._doing, self._showed, self._made_by = doing, time.monotonic(), self._unit
         if not how_far or thing != before:
             self._turn(span or doing)
             self._tell()
@@ -311,7 +323,7 @@ class JobProgress:
         if part == SAMPLE:
             self._pace.sample_on(self._unit, seconds)
         self._between()
-        parts = (START, COMPILE) if part == START else (part,)
+        parts = (START, MAKE) if part == START else (part,)
         self._part_s = sum(self._pace.part_left_s(self._unit, each, self._most_sample_s) for each in parts)
         try:
             yield
@@ -323,9 +335,20 @@ class JobProgress:
         finally:
             self._between()
 
-    def compiled(self, seconds: float | None) -> None:
+    def _count_made(self) -> None:
+        since, self._showed = self._showed, time.monotonic()
+        if self._doing.startswith(KEPT_WORK):
+            self._made_s[self._made_by] = self._made_s.get(self._made_by, 0.0) + self._showed - since
+
+    def loaded(self, *, compiles: bool) -> None:
+        """The process has its model; what it made of it so far later ones find."""
+        self._count_made()
+        self._pace.made(self._unit, self._made_s.pop(self._unit, 0.0), ends=not compiles)
+        self._between()
+
+    def ready(self, compiling_s: float | None) -> None:
         """The process is ready, and compiled for so long; None: it compiled nothing."""
-        self._pace.compiled(self._unit, seconds or 0.0)
+        self._pace.made(self._unit, (compiling_s or 0.0) + self._made_s.pop(self._unit, 0.0), ends=True)
         self._between()
 
     def end_rounds(self) -> None:

@@ -19,10 +19,10 @@ from optigpu.job.spec import JobSpec, Variant
 from optigpu.meters import METERS
 from optigpu.vocabulary import SpecError
 
-START, COMPILE, SAMPLE, AUDIT = "start", "compile", "sample", "audit"
+START, MAKE, SAMPLE, AUDIT = "start", "make", "sample", "audit"
 """The parts of a replicate, in this order. Its meters, by their names, are the others.
 
-What the first process of a variant compiles is kept on disk for the others.
+What the first process of a variant compiles, packs or converts is kept on disk for the others.
 """
 FEWEST_REQUESTS = 4
 """Of a process that is sampled, where requests are long: one of each of its first rounds."""
@@ -160,8 +160,7 @@ def guess_of(spec: JobSpec, variant: Variant, rates: Rates = NO_RATES) -> Guess:
     first = FirstGuess(variant)
     meters = [name for name in spec.measure.meters if name in METERS]
     guessed = (
-        {START: first.start_s}
-        | ({COMPILE: first.compile_s} if variant.compiles else {})
+        {START: first.start_s, MAKE: first.make_s}
         | {SAMPLE: sample_s(spec, first.request_s), AUDIT: first.audit_s}
         | {name: first.meter_s(name, spec.measure.quality) for name in meters}
     )
@@ -171,7 +170,7 @@ def guess_of(spec: JobSpec, variant: Variant, rates: Rates = NO_RATES) -> Guess:
         known[SAMPLE] = max(spec.measure.min_seconds, min(spec.measure.max_seconds, known[SAMPLE]))
     return Guess(
         seconds=guessed | known,
-        once=frozenset([COMPILE, *(name for name in meters if METERS[name].once)]),
+        once=frozenset([MAKE, *(name for name in meters if METERS[name].once)]),
         measured=START in known,
     )
 

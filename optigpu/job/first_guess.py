@@ -59,16 +59,14 @@ class FirstGuess:
 
     @property
     def load_s(self) -> float:
-        """Until the model is there with its stack, compiling left out."""
-        loading_s = FLOAT_BYTES * self.size.parameters / LOAD_BYTES_PER_S
-        variant = self.variant
-        return loading_s + sum(
-            each.applying_s(self.size.parameters, variant.device) for each in variant.stack
-        )
+        return FLOAT_BYTES * self.size.parameters / LOAD_BYTES_PER_S
 
     @property
-    def compile_s(self) -> float:
-        return COMPILE_S + COMPILE_MATRIX_S * self.size.matrices
+    def make_s(self) -> float:
+        """Compiling, and what the stack makes of the weights."""
+        variant, size = self.variant, self.size
+        compile_s = COMPILE_S + COMPILE_MATRIX_S * size.matrices if variant.compiles else 0.0
+        return compile_s + sum(each.applying_s(size.parameters, variant.device) for each in variant.stack)
 
     @cached_property
     def request_s(self) -> float:

@@ -11,7 +11,7 @@ from math import ceil
 
 from optigpu.documents.events import Estimated
 from optigpu.documents.result import OF_THE_OUTPUT, Outcome, Result
-from optigpu.job.estimate import COMPILE, START, Guess, Plan, plan_time, spoken
+from optigpu.job.estimate import MAKE, START, Guess, Plan, plan_time, spoken
 from optigpu.job.first_guess import IMPORT_S, FirstGuess
 from optigpu.job.rates import NO_RATES, Need, Rates
 from optigpu.job.spec import JobSpec, PlanName, Variant, digest, resolve
@@ -62,7 +62,7 @@ def estimated(
         plan = plan_time(round_spec(spec, number, count), left, rates, () if number else needs)
         there = [plan.guesses[variant.index].seconds for variant in left if number]
         seconds += plan.seconds
-        seconds -= sum(IMPORT_S + parts.get(START, 0) + parts.get(COMPILE, 0) for parts in there)
+        seconds -= sum(IMPORT_S + parts.get(START, 0) + parts.get(MAKE, 0) for parts in there)
         left = left[: ceil(len(left) / SHRINK)]
     limit = spec.limits.timeout_s
     stacks = f"{len(variants)} of {len(variants) + left_out(spec)} stacks"
@@ -222,7 +222,8 @@ def guessed(spec: JobSpec, variants: Sequence[Variant]) -> tuple[Plan, Estimated
     """One process for each variant, which doubles the batch until memory runs out, and bisects."""
     attempts = 2 * math.ceil(math.log2(spec.limits.max_batch)) + 1
     guesses = {
-        each.index: Guess({ATTEMPTS: FirstGuess(each).load_s + attempts * ATTEMPT_S}) for each in variants
+        each.index: Guess({ATTEMPTS: first.load_s + first.make_s + attempts * ATTEMPT_S})
+        for each, first in ((each, FirstGuess(each)) for each in variants)
     }
     plan = Plan(spec=spec, guesses=guesses, replicates=1)
     limit_s, seconds = spec.limits.timeout_s, plan.beside_sampling_s

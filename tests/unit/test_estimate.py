@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from optigpu.hardware import probe
-from optigpu.job.estimate import AUDIT, COMPILE, SAMPLE, START, Plan, guess_of, plan_time
+from optigpu.job.estimate import AUDIT, MAKE, SAMPLE, START, Plan, guess_of, plan_time
 from optigpu.job.first_guess import FirstGuess
 from optigpu.job.plan import variants_of, with_default_stack
 from optigpu.job.short_ladder import SHORT_S, left_out, shortened
@@ -43,7 +43,7 @@ def test_each_part_grows_with_the_model() -> None:
         guess_of(job(model), variant(model, "torch_compile")).seconds
         for model in ("bundled:tiny", "preset:gpt2", "preset:llama-3.2-1b")
     ]
-    for name in (START, COMPILE, AUDIT, "memory", "quality"):
+    for name in (START, MAKE, AUDIT, "memory", "quality"):
         seconds = [each[name] for each in parts]
         assert seconds == sorted(seconds)
         assert seconds[0] < seconds[-1], name
@@ -54,7 +54,7 @@ def test_fewer_bytes_and_an_own_loop_are_faster_and_packing_takes_its_time() -> 
     model = "preset:llama-3.2-1b"
     plain, bf16, packed = (FirstGuess(variant(model, *stack)) for stack in ([], ["bf16"], ["native_decode"]))
     assert plain.request_s > bf16.request_s > packed.request_s
-    assert packed.load_s > plain.load_s + 10
+    assert packed.make_s > plain.make_s + 10
 
 
 def test_other_workloads_are_guessed_too() -> None:

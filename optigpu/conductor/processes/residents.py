@@ -263,6 +263,7 @@ class Residents(AbstractContextManager["Residents"]):
                     weights = found.ask(assignment, Loaded, watch).weights
                     self._memory.add(child.pid)
             if waits:
+                progress.loaded(compiles=variant.compiles)
                 self._look(found, weights)
                 waiting.append(found)
             else:
@@ -283,7 +284,7 @@ class Residents(AbstractContextManager["Residents"]):
                 session.saturation.judge(
                     variant, ready, session.spec.measure, partial(self._watch_queue, variant, loaded.child)
                 )
-            progress.compiled(ready.compile_s)
+            progress.ready(ready.compile_s)
             assignment = session.assignment(variant, self._number)
             rounds = TimedRounds(loaded.child, ready, assignment, session.monitor, warm_up)
             resident = _Resident(variant, loaded.child, loaded.assignment, ready, rounds)
