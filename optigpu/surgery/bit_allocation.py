@@ -93,11 +93,11 @@ def decide(candidates: Sequence[Candidate], budget: int) -> list[BitDecision]:
 def bytes_that_save(candidates: Sequence[Candidate], loss: float) -> tuple[int, float]:
     """The least bytes with which `decide` saves at least so much loss, and how much it saves then.
 
-    Every candidate with more than one level has `gains`. All at the most bits where even these save less.
+    Every candidate with more than one level has `gains`. Where all steps that gain something save less, these.
     """
     size, saved = least_bytes(candidates), 0.0
     for candidate, level, more in _steps(candidates):
-        if saved >= loss:
+        if saved >= loss or min(candidate.gains[:level]) <= 0:
             break
         size += more
         saved += candidate.gains[level - 1] * more

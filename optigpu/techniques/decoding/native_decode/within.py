@@ -59,9 +59,9 @@ CHECKED_BYTES = 2**29
 """Of the expected probabilities: a large vocabulary has fewer sequences."""
 AIM, SLACK = 0.95, 0.6
 """The shares of the limit that are aimed at, and below which fewer bits are tried."""
-ATTEMPTS, UNTOLD, MOST_RAISED = 4, 1.5, 4.0
-"""The most packings; how many times as much as predicted the first may diverge; how many times as much as the first
-the second may be predicted to.
+ATTEMPTS, CORRECTED, UNTOLD, MOST_RAISED = 5, 3, 1.5, 4.0
+"""The most packings, and those of them that are chosen by the prediction; how many times as much as predicted the first
+may diverge; how many times as much as one the next may be predicted to.
 """
 
 
@@ -95,33 +95,30 @@ def _log_probabilities(decoder: "Decoder", rows: torch.Tensor) -> torch.Tensor:
     return torch.stack(steps, dim=1).log_softmax(dim=-1)
 
 
-@dataclass(frozen=True)
-class Allocation:
-    """A kind for each layer, and by how much they are predicted to diverge more than the largest kinds do."""
-
-    decisions: list[BitDecision]
-    predicted: float
-    is_smallest: bool
-
-
 class Prediction:
     """What layers of each kind are predicted to cost, in nats for each token, and the kinds of the fewest bytes."""
 
-    def __init__(self, candidates: Sequence[Candidate], *, is_uniform: bool = False) -> None:
+    def __init__(self, layers: Sequence[Candidate], *, is_uniform: bool = False) -> None:
         """With `is_uniform` all layers that may be raised have one kind."""
-        self._layers = candidates
-        self._candidates = [_as_one(candidates)] if is_uniform else candidates
-        _, self._most = bytes_that_save(self._candidates, math.inf)
+        self._layers = layers
+        self._candidates = [_as_one(layers)] if is_uniform else layers
+        self.least_bytes = least_bytes(self._candidates)
+        self.largest_bytes = sum(each.levels[-1].stored_bytes for each in self._candidates)
+        self.most_bytes, self._most = bytes_that_save(self._candidates, math.inf)
 
-    def within(self, divergence: float) -> Allocation:
-        """The fewest bytes within it; the largest kinds where nothing less is."""
+    def bytes_within(self, divergence: float) -> tuple[int, float]:
+        """The fewest bytes within it, or `most_bytes`, which leave out what is predicted to gain nothing; and by how
+        much the model is predicted to diverge more than with these."""
         size, saved = bytes_that_save(self._candidates, self._most - divergence)
-        is_smallest = size == least_bytes(self._candidates)
+        return size, self._most - saved
+
+    def kinds(self, size: int) -> list[BitDecision]:
+        """The kinds that cost the least in so many bytes."""
         decisions = decide(self._candidates, size)
-        if self._candidates is not self._layers:
-            (whole,) = decisions
-            decisions = [_of_kind(layer, whole) for layer in self._layers]
-        return Allocation(decisions, self._most - saved, is_smallest)
+        if self._candidates is self._layers:
+            return decisions
+        (whole,) = decisions
+        return [_of_kind(layer, whole) for layer in self._layers]
 
 
 TYPICAL: Mapping[WeightKind, float] = {"w3k": 0.57, "w4k": 0.105, "w5": 0.045, "w6": 0.012, "w8": 0.001}
@@ -236,21 +233,20 @@ def _closest(
     prediction: Prediction, limit: float, least: float, packed: Callable[[Sequence[BitDecision]], Attempt]
 ) -> Attempt:
     """The packed model of the fewest bytes within the limit, or that of the largest kinds, which diverges by about
-    `least`: first by the prediction, then by what it was wrong by, then half way to what is within."""
+    `least`: first by the prediction, then by what that was wrong by, then half way between too few bytes and enough."""
     aim = max(0.0, AIM * limit - least)
-    wanted, below = aim / UNTOLD, 0.0
+    too_few, enough = prediction.least_bytes, prediction.most_bytes
+    wanted = aim / UNTOLD
     for number in range(ATTEMPTS):
-        chosen = prediction.within(wanted)
-        attempt = packed(chosen.decisions)
-        is_within = attempt.divergence <= limit
-        is_near = number > 0 or chosen.is_smallest or attempt.divergence >= SLACK * limit
-        if not chosen.predicted or (is_within and is_near):
-            return attempt
-        if is_within:
-            below = chosen.predicted
-        if number == 0:
-            cost = max(attempt.divergence - least, aim / MOST_RAISED)
-            wanted = chosen.predicted * aim / cost
+        if number < CORRECTED:
+            size, predicted = prediction.bytes_within(wanted)
         else:
-            wanted = (below + chosen.predicted) / 2
-    return packed(prediction.within(0.0).decisions)
+            size = (too_few + enough) // 2
+        attempt = packed(prediction.kinds(size))
+        is_within = attempt.divergence <= limit
+        if is_within and (size == prediction.least_bytes or attempt.divergence >= SLACK * limit):
+            return attempt
+        too_few, enough = (too_few, size) if is_within else (size, enough)
+        wanted = predicted * aim / max(attempt.divergence - least, aim / MOST_RAISED)
+    found = packed(prediction.kinds(enough))
+    return found if found.divergence <= limit else packed(prediction.kinds(prediction.largest_bytes))
