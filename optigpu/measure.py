@@ -35,6 +35,7 @@ from optigpu.hardware import probe
 from optigpu.hardware.device_kinds import KINDS, devices_of, no_device
 from optigpu.job.attribution import attribute
 from optigpu.job.estimate import AUDIT, MAKE, guess_of, within_deadline
+from optigpu.job.first_guess import made_again
 from optigpu.job.plan import variants_of
 from optigpu.job.rates import NO_RATES, Need, Took, keep_rates, known_rates
 from optigpu.job.search import foreseen
@@ -197,7 +198,9 @@ def _lasted(
     by_index = {variant.index: variant for variant in variants}
     guesses = {variant.index: guess_of(spec, variant).seconds for variant in variants}
     parts = {
-        (by_index[index], part): Took(seconds, guesses[index].get(part, 0.0), is_kept=part == MAKE)
+        (by_index[index], part): Took(
+            seconds, guesses[index].get(part, 0.0), made_again(by_index[index]) if part == MAKE else 1.0
+        )
         for (index, part), seconds in took.items()
     }
     job_s = {span.doing: span.seconds for span in spans if span.index is None and span.doing not in WAITS}

@@ -58,7 +58,7 @@ class Rates:
         took = {_keys(variant, part): each for (variant, part), each in parts.items()}
         took |= {need.keys: Took(seconds, need.guessed_s) for need, seconds in preparing.items()}
         found = {
-            own: each.seconds if own in self.seconds else each.again_s / slowed
+            own: each.seconds if own in self.seconds else each.again * each.seconds / slowed
             for (own, _), each in took.items()
         }
         new = {
@@ -73,22 +73,13 @@ class Rates:
         return Rates(dict([*others.items(), *blended.items()][-MOST:]))
 
 
-KEPT_SHARE = 0.2
-"""Of the time that something took to make: to read it from disk. Code that torch compiled takes a third, packed weights
-less than a tenth."""
-
-
 class Took(NamedTuple):
-    """What a part took, and what was guessed before any run. What it made may be kept on disk for later runs."""
+    """What a part took, and what was guessed before any run; `again` is the share of it that the next run of the same
+    variant is expected to take, where what it made is kept on disk."""
 
     seconds: float
     guessed_s: float
-    is_kept: bool = False
-
-    @property
-    def again_s(self) -> float:
-        """What it is expected to take in the next run of the same variant."""
-        return KEPT_SHARE * self.seconds if self.is_kept else self.seconds
+    again: float = 1.0
 
 
 class Need(NamedTuple):
