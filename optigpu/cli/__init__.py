@@ -10,6 +10,7 @@ from optigpu import __version__
 from optigpu.cli import (
     advise,
     convert,
+    gate,
     local,
     models,
     remote,
@@ -60,6 +61,8 @@ for command in COMMANDS:
         add_flagged(app, command, FLAGGED[command])
     else:
         app.command(command.__name__.rstrip("_").replace("_", "-"))(command)
+for command in (gate.gate, gate.bisect):
+    app.command(command.__name__, cls=gate.GateCommand)(command)
 app.add_typer(local.engines_app, name="engines")
 app.add_typer(models.app, name="models")
 
@@ -93,5 +96,8 @@ def main(arguments: list[str] | None = None) -> None:
                 app(arguments)
         except OptiGPUError as error:
             echo(f"Error: {error}", err=True)
+            given = sys.argv[1:] if arguments is None else arguments
+            if given[:1] in (["gate"], ["bisect"]):
+                sys.exit(gate.ERROR)
             refused = isinstance(error, ServiceError) and error.status in (400, 422)
             sys.exit(2 if refused or isinstance(error, SpecError) else 1)

@@ -207,7 +207,7 @@ def ratio_of_turns(ours: Timed, theirs: Timed) -> float | None:
     counts = [min(map(len, both)) for both in zip(*turns, strict=True)]
     sizes = [np.concatenate(list(map(_sizes, side, counts))) for side in turns]
     above, below = map(_medians, samples, sizes)
-    return math.exp(_middle(np.log(above) - np.log(below)))
+    return math.exp(middle(np.log(above) - np.log(below)))
 
 
 def _sizes(turns: Sequence[int], count: int) -> Counts:
@@ -222,7 +222,7 @@ def _medians(values: Array, sizes: Counts) -> Array:
     return np.asarray((ordered[starts + (sizes - 1) // 2] + ordered[starts + sizes // 2]) / 2)
 
 
-def _middle(differences: Array) -> float:
+def middle(differences: Array) -> float:
     """The estimate of Hodges and Lehmann: the median of the means of every two, and of each with itself."""
     if len(differences) > MOST_DIFFERENCES:
         starts = np.arange(MOST_DIFFERENCES) * len(differences) // MOST_DIFFERENCES
