@@ -269,12 +269,14 @@ class HistoryPoint(Frozen):
 
 class LevelChange(Frozen):
     """Where the level of a history changes. `ratio` is the new level's geometric mean over that of the level before;
-    `versions` are those that differ from the result before: old and new."""
+    `chance` is how often so large a difference would be found where nothing changed; `versions` are those that differ
+    from the result before: old and new."""
 
     result_id: str
     measured_at: datetime
     ratio: float
     improved: bool
+    chance: float
     versions: dict[str, tuple[str | None, str | None]]
 
 

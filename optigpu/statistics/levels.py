@@ -7,7 +7,8 @@ and James, A nonparametric approach for multiple change point analysis of multiv
 mean as what changes.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -17,23 +18,26 @@ from optigpu.documents.views import History, HistoryPoint, LevelChange
 from optigpu.vocabulary import Better
 
 
-def with_changes(history: History) -> History:
+def with_changes(history: History, series: int = 1) -> History:
     """The history with the changes of its level. Levels are compared by their ratio, so all values have to be
-    positive; without that there are none."""
+    positive; without that there are none. `series`: how many histories are looked at together."""
     points = history.points
     if not points or any(point.value <= 0 for point in points):
         return history
     logs = np.log([point.value for point in points])
-    begins = change_points(logs.tolist())
+    found = _changes(logs.tolist(), series)
+    begins = [at for at, _ in found]
     means = [float(level.mean()) for level in np.split(logs, begins)]
     changes = tuple(
-        _change(points[at - 1], points[at], float(np.exp(after - before)), history.better)
-        for at, (before, after) in zip(begins, pairwise(means), strict=True)
+        _change(points[at - 1], points[at], float(np.exp(after - before)), history.better, chance)
+        for (at, chance), (before, after) in zip(found, pairwise(means), strict=True)
     )
     return history.model_copy(update={"changes": changes})
 
 
-def _change(before: HistoryPoint, after: HistoryPoint, ratio: float, better: Better) -> LevelChange:
+def _change(
+    before: HistoryPoint, after: HistoryPoint, ratio: float, better: Better, chance: float
+) -> LevelChange:
     packages = dict.fromkeys((*before.versions, *after.versions))
     pairs = {name: (before.versions.get(name), after.versions.get(name)) for name in packages}
     return LevelChange(
@@ -41,6 +45,7 @@ def _change(before: HistoryPoint, after: HistoryPoint, ratio: float, better: Bet
         measured_at=after.measured_at,
         ratio=ratio,
         improved=(ratio > 1) is (better is Better.HIGHER),
+        chance=chance,
         versions={name: pair for name, pair in pairs.items() if pair[0] != pair[1]},
     )
 
@@ -55,25 +60,51 @@ PERMUTATIONS = 999
 RARE = 0.05
 
 
-def change_points(values: Sequence[float], seed: int = 0) -> tuple[int, ...]:
+def change_points(values: Sequence[float]) -> tuple[int, ...]:
     """The index of the first value of each new level, in order; in 5% of cases one where nothing changed."""
-    return tuple(_found(np.asarray(values, dtype=float), 0, np.random.default_rng(seed)))
+    return tuple(at for at, _ in _changes(values, series=1))
 
 
-def _found(values: Values, offset: int, random: np.random.Generator) -> Iterator[int]:
+def discovered(chance: float, others: Iterable[float], rate: float = RARE) -> bool:
+    """Whether a difference so rare by `chance` is taken for real beside those of all `others`: of all that are, in the
+    mean at most the share `rate` are none (Benjamini and Hochberg, Controlling the False Discovery Rate, 1995)."""
+    ordered = sorted([chance, *others])
+    kept = [each for rank, each in enumerate(ordered, 1) if each <= rate * rank / len(ordered)]
+    return bool(kept) and chance <= kept[-1]
+
+
+def _changes(values: Sequence[float], series: int) -> tuple[tuple[int, float], ...]:
+    """Each new level's first index, and how often so large a difference is one of chance."""
+    # Of so many series a single change counts if it is rarer than RARE / series.
+    draws = max(PERMUTATIONS, math.ceil(series / RARE))
+    return tuple(_found(np.asarray(values, dtype=float), 0, np.random.default_rng(0), draws))
+
+
+def _found(
+    values: Values, offset: int, random: np.random.Generator, draws: int
+) -> Iterator[tuple[int, float]]:
     if len(values) < FEWEST:
         return
     statistics = _statistics(values[None, :])[0]
     if statistics.max() <= 0:
         return
-    shuffled = random.permuted(np.broadcast_to(values, (PERMUTATIONS, len(values))), axis=1)
-    as_large = (_statistics(shuffled).max(axis=1) >= statistics.max() * (1 - 1e-12)).sum()
-    if (as_large + 1) / (PERMUTATIONS + 1) > RARE:
+    chance = _chance(values, float(statistics.max()), random, draws)
+    if chance > RARE:
         return
     split = int(statistics.argmax()) + SHORTEST
-    yield from _found(values[:split], offset, random)
-    yield offset + split
-    yield from _found(values[split:], offset + split, random)
+    yield from _found(values[:split], offset, random, draws)
+    yield offset + split, chance
+    yield from _found(values[split:], offset + split, random, draws)
+
+
+def _chance(values: Values, largest: float, random: np.random.Generator, draws: int) -> float:
+    """The share of shuffled orders whose largest statistic is as large. What is not rare is known after a few."""
+    as_large = drawn = 0
+    while drawn < draws and as_large < RARE * (PERMUTATIONS + 1):
+        shuffled = random.permuted(np.broadcast_to(values, (PERMUTATIONS, len(values))), axis=1)
+        as_large += int((_statistics(shuffled).max(axis=1) >= largest * (1 - 1e-12)).sum())
+        drawn += PERMUTATIONS
+    return (as_large + 1) / (drawn + 1)
 
 
 def _statistics(series: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -1,7 +1,8 @@
 """Alert rules: questions to each new result of a place on the leaderboard, told to the webhooks that ask for them. They
 are asked in the transaction that enters the result. A `threshold` fires when the current result is first beyond its
 bound on the worse side, with its whole interval, and again only after one that was not. A `change_point` fires when the
-level of the history changes after the result for which it fired last."""
+level of the history changes after the result for which it fired last, and the change is rare enough beside those of all
+other rules: at most 5% of what fires is a change of chance, however many rules there are (a false discovery rate)."""
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -86,13 +87,17 @@ def _look_at_bound(session: Session, rule: AlertRule, result: Result) -> None:
 
 
 def _look_for_change(session: Session, rule: AlertRule, result: Result) -> None:
-    from optigpu.statistics.levels import with_changes  # here, because it loads numpy
+    from optigpu.statistics.levels import discovered, with_changes  # here, because it loads numpy
 
-    found = with_changes(results.history_of(session, result.id, metric=rule.metric, limit=RESULTS))
+    of_others = (AlertRule.kind == AlertKind.CHANGE_POINT, AlertRule.id != rule.id)
+    others = session.scalars(select(AlertRule.chance).where(*of_others)).all()
+    history = results.history_of(session, result.id, metric=rule.metric, limit=RESULTS)
+    found = with_changes(history, series=len(others) + 1)
     order = [point.result_id for point in found.points]
     told = order.index(rule.fired_for) if rule.fired_for in order else -1
     new = [change for change in found.changes if order.index(change.result_id) > told]
-    if new:
+    rule.chance = new[-1].chance if new else None
+    if new and discovered(new[-1].chance, (1.0 if each is None else each for each in others)):
         _fire(session, rule, result, {"change": new[-1].model_dump(mode="json")})
 
 

@@ -624,7 +624,8 @@ class WebhookDelivery(Base, table="webhook_deliveries"):
 
 class AlertRule(Base, table="alert_rules"):
     """A question to each new current result of a place on the leaderboard; `optigpu.store.alerts` asks it. `threshold`
-    is the bound of a rule of that kind, null for the others. `fired_for` is the last result that it fired for."""
+    is the bound of a rule of that kind, null for the others. `fired_for` is the last result that it fired for, `chance`
+    how rare the newest change was that it looked at, null where there was none to tell."""
 
     __table_args__ = (Index("ix_alert_rules_place", "board", "variant_digest", "hardware_class"),)
     id: Mapped[Identifier] = mapped_column(primary_key=True)
@@ -640,3 +641,4 @@ class AlertRule(Base, table="alert_rules"):
     created_by: Mapped[str]
     fired_at: Mapped[datetime | None]
     fired_for: Mapped[Identifier | None]
+    chance: Mapped[float | None]

@@ -360,6 +360,21 @@ def test_a_change_of_the_level_fires_once(database: Database, first: Result, spe
     assert fired["change"]["ratio"] == pytest.approx(0.5, rel=0.05)
 
 
+def test_a_change_beside_many_rules_has_to_be_rarer(
+    database: Database, first: Result, speeds: Speeds
+) -> None:
+    speeds(100.0, 101.0, 99.5, 100.5)
+    rule(database, first, kind="change_point")
+    other = a_speed(100.0, model="preset:gpt2-medium")
+    entered(database, other)
+    for _ in range(99):
+        rule(database, other, kind="change_point")
+    # Eight values: five before and three after come by chance in one of fifty orders; fifty values in hardly one.
+    assert speeds(50.0, 50.5, 49.5) == []
+    (fired,) = speeds(*(50 + 0.1 * (number % 7) for number in range(8)))
+    assert fired["change"]["chance"] < 0.05 / 100
+
+
 def test_a_change_of_before_the_rule_is_not_told(database: Database, first: Result, speeds: Speeds) -> None:
     speeds(100.0, 101.0, 99.5, 100.5, 99.0, 50.0, 50.5, 49.5, 50.2)
     rule(database, first, kind="change_point")

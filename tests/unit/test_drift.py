@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from optigpu.statistics.drift import FEWEST_REQUESTS, Array, drift
-from optigpu.statistics.levels import FEWEST, SHORTEST, change_points, with_changes
+from optigpu.statistics.levels import FEWEST, SHORTEST, change_points, discovered, with_changes
 from optigpu.vocabulary import Better
 from tests.unit.made_results import a_history, a_point
 
@@ -94,6 +94,19 @@ def test_a_series_without_a_change_has_one_in_a_twentieth_of_cases() -> None:
     draws = [random.normal(size=20) for _ in range(100)] + [random.standard_t(3, size=20) for _ in range(100)]
     found = sum(bool(change_points(draw.tolist())) for draw in draws)
     assert found <= 20  # of 200, of which 10 are expected: more than 20 come in 1 of 600
+
+
+def test_of_the_changes_that_are_told_of_many_series_one_in_twenty_is_of_chance() -> None:
+    random = np.random.default_rng(3)
+    shares = []
+    for _ in range(400):
+        chances = np.concatenate([random.uniform(size=80), random.uniform(0, 1e-3, size=20)])
+        told = [discovered(chance, np.delete(chances, at)) for at, chance in enumerate(chances)]
+        shares.append(sum(told[:80]) / max(1, sum(told)))
+    assert np.mean(shares) <= 0.05
+    assert np.mean(shares) > 0.02, "it does not tell only what is certain"
+    assert discovered(0.04, [])
+    assert not discovered(0.04, [1.0])
 
 
 def test_a_step_of_three_standard_deviations_is_found_where_it_is() -> None:

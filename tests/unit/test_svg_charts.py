@@ -152,7 +152,7 @@ def test_any_history_is_sound_markup(
     )
     changes = tuple(
         LevelChange(
-            result_id=each.result_id, measured_at=each.measured_at, ratio=1.5, improved=changed[number][1],
+            result_id=each.result_id, measured_at=each.measured_at, ratio=1.5, improved=changed[number][1], chance=0.01,
             versions={changed[number][0]: (None, changed[number][0])},
         )
         for number, each in enumerate(found)
@@ -364,7 +364,7 @@ def test_a_history_says_what_changed() -> None:
         for number, (value, torch) in enumerate(((100.0, "2.12"), (90.0, "2.13")))
     )
     change = LevelChange(
-        result_id="r1", measured_at=points[1].measured_at, ratio=0.9, improved=False,
+        result_id="r1", measured_at=points[1].measured_at, ratio=0.9, improved=False, chance=0.01,
         versions={"torch": ("2.12", "2.13")},
     )  # fmt: skip
     made = figure(a_history(*points, changes=(change,)), id_prefix="h")
