@@ -22,10 +22,11 @@ from benchmarks.document import say, write
 from benchmarks.load import Load, beside
 from optigpu.documents.files import read_json
 from optigpu.gate.bisect import Search
+from optigpu.gate.comment import report_of
 from optigpu.gate.decision import Verdict, loss_of, verdicts
 from optigpu.gate.figures import wanted
-from optigpu.gate.states import Build, repository
-from optigpu.gate.turns import Rules, Side, compare
+from optigpu.gate.states import Build, worktrees
+from optigpu.gate.turns import GateError, Rules, Side, compare
 from optigpu.report.formats import console, tabulated, terminal
 from optigpu.statistics.estimates import Array
 
@@ -39,7 +40,7 @@ LOOP = (
     "import sys, time; count = int(sys.argv[1]); begun = time.perf_counter(); [None for _ in range(count)]; "
     "print('ms:', 1000 * (time.perf_counter() - begun))"
 )
-COUNT = 4_000_000
+COUNT = 2_000_000
 
 
 def _states(draw: np.random.Generator, shape: tuple[int, int], begins: float, ends: float) -> Array:
@@ -85,8 +86,8 @@ NOISES: Mapping[str, Noise] = {
 
 @dataclass(frozen=True)
 class Simulated:
-    """Shares of runs that ended `worse` and `no worse`, by planted change; the smallest loss that the median run without
-    a change says it would have found, and the share that found what such a run said."""
+    """Shares of runs that ended `worse` and `no worse`, by planted change; what the median run without a change says
+    is the smallest loss that it would have found, and the share of runs that found what one of these said."""
 
     noise: str
     pairs: int
@@ -98,14 +99,14 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Real:
-    """One gate of the real command; `found` is the smallest loss that it says it would have found."""
+    """One gate of the real command: its verdict or error, the loss with its interval (None: too few pairs for one), and
+    the smallest loss that it says it would have found."""
 
     planted: float
     verdict: str
     loss: float
-    low: float
-    high: float
-    found: float | None
+    ci: tuple[float, float] | None
+    said: float | None
     pairs: int
     seconds: float
 
@@ -163,12 +164,16 @@ def real(change: float, seconds: float, seed: int) -> Real:
     """One gate of the loop against itself with so many more turns, beside one busy core."""
     base, head = (Side(name, name, loop(more), Path()) for name, more in (("base", 0.0), ("head", change)))
     rules = rules_of(seconds, seed)
-    with beside(Load(1.0), seed):
-        outcome = compare(base, head, rules, lambda: None, lambda _: None)
-    loss = outcome.loss
-    found = None if loss.findable is None else rules.share(loss.findable)
-    bounds = (max(min(each, 1.0), -1.0) for each in (loss.low, loss.high))
-    return Real(change, outcome.verdict, loss.estimate, *bounds, found, len(outcome.base), outcome.seconds)
+    try:
+        with beside(Load(1.0), seed):
+            outcome = compare(base, head, rules, lambda: None, lambda _: None)
+    except GateError as error:
+        return Real(change, str(error), 0.0, None, None, 0, seconds)
+    report = report_of(outcome, (base, head), rules, "")
+    count = len(report.base_figures)
+    return Real(
+        change, report.verdict, report.loss, report.loss_ci, report.smallest_loss_found, count, report.seconds
+    )
 
 
 def bisected(seconds: float, seed: int) -> bool:
@@ -186,7 +191,7 @@ def bisected(seconds: float, seed: int) -> bool:
             git("add", "--all")
             git("commit", "--quiet", "--allow-empty", "--message", str(number))
         build = Build(None, seconds)
-        with beside(Load(1.0), seed), repository(Path(folder), build, lambda: None) as project:
+        with beside(Load(1.0), seed), worktrees(Path(folder), build, lambda: None) as project:
             commits = project.between(project.commit(f"HEAD~{COMMITS - 1}"), project.commit("HEAD"))
             found = Search(project, commits, "sh run.sh", rules_of(seconds, seed), lambda: None, print).run()
     return found.is_cause and found.first_bad.subject == str(bad)
@@ -200,10 +205,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=12.0, help="of each real gate")
     parser.add_argument("--output", type=Path, default=Path("docs/results/gate.json"))
     options = parser.parse_args()
-    before = read_json(options.output) if options.output.exists() else {}
+    before: Any = read_json(options.output) if options.output.exists() else {}
     figures: dict[str, Any] = {name: before.get(name, []) for name in ("simulated", "real", "bisected")}
     plan = [0.0] * options.real + [change for change in CHANGES[1:] for _ in range(options.real // 10)]
-    for change in track(plan, "real gates", console=console(stderr=True)):
+    for change in track(plan, "real gates", console=console(stderr=True), disable=not plan):
         figures["real"].append(asdict(real(change, options.seconds, len(figures["real"]))))
         write(options.output, "gate", figures)
     for _ in range(options.bisect):

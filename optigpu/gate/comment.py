@@ -36,10 +36,8 @@ class GateReport(Frozen):
     head: str
     base_figures: tuple[float, ...]
     head_figures: tuple[float, ...]
-    pairs_planned: int
     seconds: float
     minutes: float
-    seed: int
     repeat: str
 
 
@@ -62,10 +60,8 @@ def report_of(outcome: Outcome, sides: tuple[Side, Side], rules: Rules, repeat: 
         head=sides[1].label,
         base_figures=outcome.base,
         head_figures=outcome.head,
-        pairs_planned=outcome.planned,
         seconds=outcome.seconds,
         minutes=rules.time_s / 60,
-        seed=rules.seed,
         repeat=repeat,
     )
 
@@ -90,17 +86,13 @@ def comment(report: GateReport) -> str:
             _findable(report),
         ),
     )
-    return f"### Gate: {headline(report)}\n\n{markdown(grid)}\nRepeat it:\n\n```\n{report.repeat}\n```\n"
+    change = f"{report.metric} {abs(report.loss):.1%} {'worse' if report.loss > 0 else 'better'}"
+    limit = f"the limit is {100 * report.worse_than:.4g}% worse"
+    title = f"{report.verdict}. {change}, interval of the loss {_shown(report.loss_ci)}; {limit}."
+    return f"### Gate: {title}\n\n{markdown(grid)}\nRepeat it:\n\n```\n{report.repeat}\n```\n"
 
 
 UNKNOWN = "unknown"
-
-
-def headline(report: GateReport) -> str:
-    """The verdict in one sentence."""
-    change = f"{report.metric} {abs(report.loss):.1%} {'worse' if report.loss > 0 else 'better'}"
-    limit = f"the limit is {100 * report.worse_than:.4g}% worse"
-    return f"{report.verdict}. {change}, interval of the loss {_shown(report.loss_ci)}; {limit}."
 
 
 def _findable(report: GateReport) -> str:
@@ -109,9 +101,10 @@ def _findable(report: GateReport) -> str:
             "The smallest loss that this run, in the whole of its time, would have found four times of five: "
             f"**{report.smallest_loss_found:.1%}**."
         )
-    minutes = math.ceil(report.minutes * (FEWEST_PAIRS + 1) / report.pairs_planned)
+    pairs = len(report.base_figures)
+    minutes = math.ceil(report.minutes * (FEWEST_PAIRS + 1) / pairs)
     return (
-        f"{report.pairs_planned} pairs of runs fitted into the time, and finding a loss needs at least {FEWEST_PAIRS}: "
+        f"{pairs} pairs of runs fitted into the time, and finding a loss needs at least {FEWEST_PAIRS}: "
         f"make the command shorter, or give --minutes {minutes}."
     )
 

@@ -8,13 +8,11 @@ from typing import NamedTuple
 from optigpu.vocabulary import METRICS, Better, OptiGPUError, SpecError
 
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d)\.?)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)"
-_UNIT_HIGHER = re.compile(
-    r"/ ?s(ec(ond)?)?$|per_?s(ec(ond)?)?$|ps$|throughput|speedup|accuracy|score|goodput|flops", re.IGNORECASE
-)
-_UNIT_LOWER = re.compile(
-    r"(^|[^a-z])([nmuµ]?s|sec(ond)?s?|minutes|([kmgt]i?)?b|j|w)$|bytes|latency|time|duration|memory|loss|perplexity|error",
-    re.IGNORECASE,
-)
+_NAMED = {
+    Better.HIGHER: r"(/|per)_?s(ec(ond)?)?$|\b[fqrt]ps$|throughput|speedup|accuracy|score|goodput|flops",
+    Better.LOWER: r"(\b|_)([nmuµ]?s|seconds?|minutes|[kmgt]?i?b)(/\w+)?$|bytes|latency|time|memory|loss|perplexity",
+}
+"""Names of metrics by which direction is better; the first that fits counts."""
 
 
 class FigureError(OptiGPUError):
@@ -34,21 +32,14 @@ def wanted(metric: str | None, better: Better | None) -> Wanted:
         return Wanted(None, better or Better.LOWER)
     if not metric.strip():
         raise SpecError("--metric is empty; name the number that the command prints, such as tokens/s.")
-    found = better or _direction(metric.strip())
-    if found is None:
-        raise SpecError(
-            f"Nothing says which direction of {metric} is better: add --higher-is-better or --lower-is-better."
-        )
-    return Wanted(metric.strip(), found)
-
-
-def _direction(metric: str) -> Better | None:
     known = [METRICS[part].better for part in metric.split(".") if part in METRICS]
-    if known:
-        return known[-1]
-    if _UNIT_HIGHER.search(metric):
-        return Better.HIGHER
-    return Better.LOWER if _UNIT_LOWER.search(metric) else None
+    by_name = [each for each, names in _NAMED.items() if re.search(names, metric.strip(), re.IGNORECASE)]
+    for found in (better, *known, *by_name):
+        if found is not None:
+            return Wanted(metric.strip(), found)
+    raise SpecError(
+        f"Nothing says which direction of {metric} is better: add --higher-is-better or --lower-is-better."
+    )
 
 
 def figure_in(output: str, metric: str) -> float:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ class Build:
     """What is done once with each state before it is measured: a command, and the most seconds that it may take."""
 
     setup: str | None
-    seconds: float
+    seconds: float = 30 * 60.0
 
 
 class Repository:
@@ -86,7 +87,7 @@ class Repository:
     def remove(self) -> None:
         """Removes all worktrees."""
         for tree in self._scratch.iterdir():
-            self._run("worktree", "remove", "--force", "--force", str(tree))
+            shutil.rmtree(tree, ignore_errors=True)
         self._run("worktree", "prune")
 
     def _git(self, *arguments: str, of: str | None = None) -> str:
@@ -126,7 +127,7 @@ def built(side: Side, build: Build, stop: Stop) -> Side:
 
 
 @contextmanager
-def repository(folder: Path, build: Build, stop: Stop) -> Iterator[Repository]:
+def worktrees(folder: Path, build: Build, stop: Stop) -> Iterator[Repository]:
     """A repository whose worktrees are removed at the end, however that comes."""
     with tempfile.TemporaryDirectory(prefix="optigpu-gate-", ignore_cleanup_errors=True) as scratch:
         opened = Repository(folder, Path(scratch), build, stop)

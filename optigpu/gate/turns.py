@@ -91,7 +91,6 @@ class Outcome:
     loss: Loss
     base: tuple[float, ...]
     head: tuple[float, ...]
-    planned: int
     seconds: float
 
 
@@ -105,37 +104,26 @@ def compare(base: Side, head: Side, rules: Rules, stop: Stop, tell: Callable[[fl
         if _figure(side, rules, until, stop) is None:
             raise GateError(f"The time was up before {side.label} had run once; raise --minutes.")
     pairs: list[tuple[float, float]] = []
-    first = time.monotonic()
-    planned = MOST_PAIRS
-    verdict = Verdict.CANNOT_SAY
+    first, planned, verdict = time.monotonic(), MOST_PAIRS, Verdict.CANNOT_SAY
     while verdict is Verdict.CANNOT_SAY and len(pairs) < planned:
-        ours = theirs = None
-        for is_base in order.sample((True, False), 2):
-            figure = _figure(base if is_base else head, rules, until, stop)
-            ours, theirs = (figure, theirs) if is_base else (ours, figure)
+        figures = {side is head: _figure(side, rules, until, stop) for side in order.sample((base, head), 2)}
+        ours, theirs = figures[False], figures[True]
         if ours is None or theirs is None:
             break
         pairs.append((ours, theirs))
         count, now = len(pairs), time.monotonic()
-        fits = count + int(max(0.0, until - now) / ((now - first) / count))
-        planned = planned if count < FEWEST_FOR_NOISE else min(planned, fits)
+        if count >= FEWEST_FOR_NOISE:
+            planned = min(planned, count + int(max(0.0, until - now) / ((now - first) / count)))
         tell((now - begun) / rules.time_s)
         verdict = verdict_of(_losses(pairs, rules), planned, rules.limit)
-    return _outcome(pairs, planned, verdict, rules, time.monotonic() - begun)
-
-
-def _outcome(
-    pairs: list[tuple[float, float]], planned: int, verdict: Verdict, rules: Rules, seconds: float
-) -> Outcome:
-    count = len(pairs)
-    if verdict is Verdict.CANNOT_SAY:
-        planned = count  # the time is up: this was the last look
     if not pairs:
         raise GateError("The time was up before one pair had run; raise --minutes.")
+    if verdict is Verdict.CANNOT_SAY:
+        planned = len(pairs)  # the time is up: this is the last look
     losses = _losses(pairs, rules)
-    verdict = verdict_of(losses, planned, rules.limit)
-    base, head = zip(*pairs, strict=True)
-    return Outcome(verdict, loss_of(losses, planned, rules.limit), base, head, planned, seconds)
+    verdict, loss = verdict_of(losses, planned, rules.limit), loss_of(losses, planned, rules.limit)
+    sides = tuple(zip(*pairs, strict=True))
+    return Outcome(verdict, loss, sides[0], sides[1], time.monotonic() - begun)
 
 
 def _losses(pairs: list[tuple[float, float]], rules: Rules) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
