@@ -22,10 +22,9 @@ from benchmarks.document import say, write
 from benchmarks.load import Load, beside
 from optigpu.documents.files import read_json
 from optigpu.gate.bisect import Search
-from optigpu.gate.comment import report_of
 from optigpu.gate.decision import Verdict, loss_of, verdicts
 from optigpu.gate.figures import wanted
-from optigpu.gate.states import Build, worktrees
+from optigpu.gate.states import worktrees
 from optigpu.gate.turns import GateError, Rules, Side, compare
 from optigpu.report.formats import console, tabulated, terminal
 from optigpu.statistics.estimates import Array
@@ -169,10 +168,15 @@ def real(change: float, seconds: float, seed: int) -> Real:
             outcome = compare(base, head, rules, lambda: None, lambda _: None)
     except GateError as error:
         return Real(change, str(error), 0.0, None, None, 0, seconds)
-    report = report_of(outcome, (base, head), rules, "")
-    count = len(report.base_figures)
+    count = len(outcome.base_figures)
     return Real(
-        change, report.verdict, report.loss, report.loss_ci, report.smallest_loss_found, count, report.seconds
+        change,
+        outcome.verdict,
+        outcome.loss,
+        outcome.loss_ci,
+        outcome.smallest_loss_found,
+        count,
+        outcome.seconds,
     )
 
 
@@ -190,8 +194,7 @@ def bisected(seconds: float, seed: int) -> bool:
             (Path(folder) / "run.sh").write_text(loop(0.05 if number >= bad else 0.0))
             git("add", "--all")
             git("commit", "--quiet", "--allow-empty", "--message", str(number))
-        build = Build(None, seconds)
-        with beside(Load(1.0), seed), worktrees(Path(folder), build, lambda: None) as project:
+        with beside(Load(1.0), seed), worktrees(Path(folder), None, lambda: None) as project:
             commits = project.between(project.commit(f"HEAD~{COMMITS - 1}"), project.commit("HEAD"))
             found = Search(project, commits, "sh run.sh", rules_of(seconds, seed), lambda: None, print).run()
     return found.is_cause and found.first_bad.subject == str(bad)

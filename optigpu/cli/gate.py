@@ -17,7 +17,6 @@ from optigpu.vocabulary import Better, OptiGPUError, SpecError
 if TYPE_CHECKING:
     from typer._click import Context
 
-    from optigpu.gate.states import Build
     from optigpu.gate.turns import Rules, Side
 
 ERROR = 3
@@ -88,8 +87,7 @@ def gate(
     It prints a comment in Markdown. Exit status: 0 no worse than the limit, 1 worse, 2 it cannot be said in the time,
     3 any error, 130 interrupted.
     """
-    from optigpu.gate.comment import comment, report_of
-    from optigpu.gate.states import Build
+    from optigpu.gate.comment import comment
     from optigpu.gate.turns import compare
     from optigpu.report.formats import console
     from optigpu.report.progress import ShareProgress
@@ -109,7 +107,7 @@ def gate(
     ((kind, *names),) = asked
     with ended_when_stopped(STOPPED) as stop, ShareProgress(console(stderr=True)) as progress:
         progress.show("building")
-        with _sides(kind, [name or "" for name in names], command, repository, Build(setup), stop) as sides:
+        with _sides(kind, [name or "" for name in names], command, repository, setup, stop) as sides:
             outcome = compare(*sides, rules, stop, lambda share: progress.show("pairs of runs", share))
     flags = {f"--base{kind}": sides[0].name, f"--head{kind}": sides[1].name, "--command": command}
     flags |= {
@@ -120,15 +118,15 @@ def gate(
     }
     words = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
     words += [f"--{rules.wanted.better}-is-better", "--minutes", f"{minutes:g}", "--seed", str(seed)]
-    report = report_of(outcome, sides, rules, shlex.join(["optigpu", "gate", *words]))
-    for path, text in ((json_, report.model_dump_json(indent=2) + "\n"), (markdown, comment(report))):
+    outcome = outcome.model_copy(update={"repeat": shlex.join(["optigpu", "gate", *words])})
+    for path, text in ((json_, outcome.model_dump_json(indent=2) + "\n"), (markdown, comment(outcome))):
         try:
             if path is not None:
                 path.write_text(text)
         except OSError as error:
             raise OptiGPUError(f"{path} cannot be written: {error.strerror}; name another file.") from None
-    echo(comment(report), nl=False)
-    raise typer.Exit(report.exit_status)
+    echo(comment(outcome), nl=False)
+    raise typer.Exit(outcome.exit_status)
 
 
 def bisect(
@@ -150,10 +148,10 @@ def bisect(
     """
     from optigpu.gate.bisect import Search
     from optigpu.gate.comment import found_text
-    from optigpu.gate.states import Build, worktrees
+    from optigpu.gate.states import worktrees
 
     rules, text = _rules(metric, higher_is_better, worse_than, minutes, seed), _given(command)
-    with ended_when_stopped(STOPPED) as stop, worktrees(repository, Build(setup), stop) as project:
+    with ended_when_stopped(STOPPED) as stop, worktrees(repository, setup, stop) as project:
         commits = project.between(project.commit(good), project.commit(bad))
         echo(f"{len(commits) - 1} commits to search.", err=True)
         found = Search(project, commits, text, rules, stop, lambda line: echo(line, err=True)).run()
@@ -163,24 +161,24 @@ def bisect(
 
 @contextmanager
 def _sides(
-    kind: str, names: list[str], command: Text, folder: Path, build: "Build", stop: Stop
+    kind: str, names: list[str], command: Text, folder: Path, setup: Text, stop: Stop
 ) -> "Iterator[tuple[Side, Side]]":
     from optigpu.gate.states import wheels, worktrees
     from optigpu.gate.turns import Side
 
     base, head = names
     if kind == "-command":
-        if command is not None or build.setup is not None:
+        if command is not None or setup is not None:
             raise SpecError(
                 "--base-command and --head-command are run as they are: leave out --command and --setup."
             )
         yield Side(base, base, base, folder), Side(head, head, head, folder)
     elif kind == "-wheel":
-        with wheels((Path(base), Path(head)), _given(command), folder, build, stop) as sides:
+        with wheels((Path(base), Path(head)), _given(command), folder, setup, stop) as sides:
             yield sides
     else:
         text = _given(command)
-        with worktrees(folder, build, stop) as project:
+        with worktrees(folder, setup, stop) as project:
             commits = project.commit(base), project.commit(head)
             if head == "HEAD" and project.has_changes():
                 echo("Changes that are not committed are not measured: --head is the commit HEAD.", err=True)

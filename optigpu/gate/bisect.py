@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 
 from optigpu.gate.decision import Verdict
 from optigpu.gate.states import Commit, Repository
-from optigpu.gate.turns import GateError, Outcome, Rules, Side, Stop, compare
-
-Tell = Callable[[str], None]
+from optigpu.gate.turns import GateError, Outcome, Rules, Stop, compare
 
 
 @dataclass(frozen=True)
@@ -19,83 +17,69 @@ class Found:
     """Where a search ended: the last commit without the loss and the first with it, which is its cause if nothing lies
     `between`. `outcome` compares `first_bad` with `last_good`, or is the one that decided nothing."""
 
-    verdict: Verdict
     last_good: Commit
     first_bad: Commit
     between: tuple[Commit, ...]
     outcome: Outcome
-    rules: Rules
     asked: int
 
     @property
     def is_cause(self) -> bool:
-        return self.verdict is Verdict.WORSE and not self.between
+        return self.outcome.verdict is Verdict.WORSE and not self.between
 
     @property
     def exit_status(self) -> int:
         """0: the cause was found; 1: the bad commit is no worse than the good one; 2: it cannot be said."""
         if self.is_cause:
             return 0
-        return 1 if self.verdict is Verdict.NO_WORSE and self.asked == 1 else 2
+        return 1 if self.outcome.verdict is Verdict.NO_WORSE and self.asked == 1 else 2
 
 
+@dataclass
 class Search:
-    """A search among commits, oldest first, of which the first is good and the last is bad."""
+    """A search among `commits`, oldest first: the first is good and the last is bad. `tell` hears of each step."""
 
-    def __init__(
-        self,
-        repository: Repository,
-        commits: list[Commit],
-        command: str,
-        rules: Rules,
-        stop: Stop,
-        tell: Tell,
-    ) -> None:
-        self._repository, self._commits, self._command = repository, commits, command
-        self._rules, self._stop, self._tell = rules, stop, tell
-        self.asked = 0
+    repository: Repository
+    commits: list[Commit]
+    command: str
+    rules: Rules
+    stop: Stop
+    tell: Callable[[str], None]
+    asked: int = 0
 
     def run(self) -> Found:
         """Raises GateError if the good or the bad commit cannot be measured."""
-        good, bad = 0, len(self._commits) - 1
-        whole = self._gate(good, bad, self._rules)
-        if whole.verdict is not Verdict.WORSE:
-            return self._found(good, bad, whole, self._rules)
-        half = replace(self._rules, worse_than=abs(self._rules.share(whole.loss.estimate / 2)))
+        good, bad = 0, len(self.commits) - 1
+        outcome = self._gate(good, bad)
+        if outcome.verdict is not Verdict.WORSE:
+            return self._found(good, bad, outcome)
+        self.rules = replace(self.rules, worse_than=outcome.loss / 2)
         left_out: set[int] = set()
         while candidates := [each for each in range(good + 1, bad) if each not in left_out]:
             middle = min(candidates, key=lambda each: abs(2 * each - good - bad))
             try:
-                outcome = self._gate(0, middle, half)
+                outcome = self._gate(0, middle)
             except GateError as error:
-                self._tell(f"{self._commits[middle].shown} is left out: {error}")
+                self.tell(f"{self.commits[middle].shown} is left out: {error}")
                 left_out.add(middle)
                 continue
             if outcome.verdict is Verdict.CANNOT_SAY:
-                return self._found(good, bad, outcome, half)
+                return self._found(good, bad, outcome)
             good, bad = (good, middle) if outcome.verdict is Verdict.WORSE else (middle, bad)
-        last = whole if (good, bad) == (0, len(self._commits) - 1) else self._gate(good, bad, half)
-        return self._found(good, bad, last, half)
+        return self._found(good, bad, outcome if len(self.commits) == 2 else self._gate(good, bad))
 
-    def _found(self, good: int, bad: int, outcome: Outcome, rules: Rules) -> Found:
-        between = tuple(self._commits[good + 1 : bad])
-        return Found(
-            outcome.verdict, self._commits[good], self._commits[bad], between, outcome, rules, self.asked
-        )
+    def _found(self, good: int, bad: int, outcome: Outcome) -> Found:
+        between = tuple(self.commits[good + 1 : bad])
+        return Found(self.commits[good], self.commits[bad], between, outcome, self.asked)
 
-    def _gate(self, good: int, bad: int, rules: Rules) -> Outcome:
-        sides = self._side(good), self._side(bad)
+    def _gate(self, good: int, bad: int) -> Outcome:
         self.asked += 1
-        outcome = compare(
-            *sides, replace(rules, seed=self._rules.seed + self.asked), self._stop, lambda _: None
+        base, head = (
+            self.repository.side(commit.shown, commit, self.command)
+            for commit in (self.commits[good], self.commits[bad])
         )
-        loss = rules.share(outcome.loss.estimate)
-        self._tell(
-            f"{self._commits[bad].shown}: {outcome.verdict} ({loss:+.1%} loss, {len(outcome.base)} pairs) than "
-            f"{self._commits[good].sha[:10]}"
-        )
+        rules = replace(self.rules, seed=self.rules.seed + self.asked)
+        outcome = compare(base, head, rules, self.stop, lambda _: None)
+        how = f"{outcome.verdict} than {base.name[:10]} ({outcome.loss:+.1%}, {len(outcome.base_figures)} pairs)"
+        self.tell(f"{head.label}: {how}")
         return outcome
-
-    def _side(self, number: int) -> Side:
-        commit = self._commits[number]
-        return self._repository.side(commit.shown, commit, self._command)

@@ -52,6 +52,11 @@ class Loss:
     high: float
     findable: float | None
 
+    @property
+    def known(self) -> bool:
+        """Whether there are enough pairs for an interval."""
+        return math.isfinite(self.low)
+
 
 def verdicts(losses: Array, planned: int, limit: float) -> NDArray[np.int64]:
     """After each of `losses` [..., pairs]: 1 worse than the limit (a logarithm above 0), -1 no worse, 0 neither."""

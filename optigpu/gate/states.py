@@ -14,6 +14,9 @@ from pathlib import Path
 from optigpu.gate.turns import GateError, Side, Stop, quoted, run_bounded
 from optigpu.vocabulary import SpecError
 
+SETUP_S = 30 * 60
+"""The most seconds of a build."""
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -27,19 +30,11 @@ class Commit:
         return f"{self.sha[:10]} ({self.subject})"
 
 
-@dataclass(frozen=True)
-class Build:
-    """What is done once with each state before it is measured: a command, and the most seconds that it may take."""
-
-    setup: str | None
-    seconds: float = 30 * 60.0
-
-
 class Repository:
     """A git repository, and worktrees of its commits that are removed at the end. Raises SpecError if there is none."""
 
-    def __init__(self, folder: Path, scratch: Path, build: Build, stop: Stop) -> None:
-        self._folder, self._scratch, self._build, self._stop = folder, scratch, build, stop
+    def __init__(self, folder: Path, scratch: Path, setup: str | None, stop: Stop) -> None:
+        self._folder, self._scratch, self._setup, self._stop = folder, scratch, setup, stop
         self._sides: dict[str, Side] = {}
         self._prefix = self._git("rev-parse", "--show-prefix")
 
@@ -80,7 +75,7 @@ class Repository:
             # A build may make `.venv`: its programs come first in what runs afterwards.
             first = {"PATH": f"{folder / '.venv' / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
             self._sides[commit.sha] = built(
-                Side(label, commit.sha, command, folder, first), self._build, self._stop
+                Side(label, commit.sha, command, folder, first), self._setup, self._stop
             )
         return replace(self._sides[commit.sha], label=label)
 
@@ -111,26 +106,25 @@ class Repository:
             raise SpecError(f"git cannot be started in {self._folder}: {error.strerror}.") from None
 
 
-def built(side: Side, build: Build, stop: Stop) -> Side:
+def built(side: Side, setup: str | None, stop: Stop) -> Side:
     """The side after its build. Raises GateError if that fails or takes too long."""
-    if build.setup is None:
+    if setup is None:
         return side
-    ended = run_bounded(replace(side, command=build.setup), build.seconds, stop)
-    if ended.status == 0:
+    ended = run_bounded(replace(side, command=setup), SETUP_S, stop)
+    if ended.status:
+        how = f"does not build: --setup ended with exit status {ended.status}"
+    elif ended.status is None:
+        how = f"was not built within {SETUP_S / 60:g} minutes"
+    else:
         return side
-    how = (
-        f"was not built within {build.seconds:g} s"
-        if ended.status is None
-        else f"does not build: --setup ended with exit status {ended.status}"
-    )
     raise GateError(f"{side.label} {how}; nothing was measured.{quoted(ended.last)}")
 
 
 @contextmanager
-def worktrees(folder: Path, build: Build, stop: Stop) -> Iterator[Repository]:
+def worktrees(folder: Path, setup: str | None, stop: Stop) -> Iterator[Repository]:
     """A repository whose worktrees are removed at the end, however that comes."""
     with tempfile.TemporaryDirectory(prefix="optigpu-gate-", ignore_cleanup_errors=True) as scratch:
-        opened = Repository(folder, Path(scratch), build, stop)
+        opened = Repository(folder, Path(scratch), setup, stop)
         try:
             yield opened
         finally:
@@ -139,7 +133,7 @@ def worktrees(folder: Path, build: Build, stop: Stop) -> Iterator[Repository]:
 
 @contextmanager
 def wheels(
-    files: tuple[Path, Path], command: str, folder: Path, build: Build, stop: Stop
+    files: tuple[Path, Path], command: str, folder: Path, setup: str | None, stop: Stop
 ) -> Iterator[tuple[Side, Side]]:
     """Each wheel in a virtual environment of its own, with what it depends on. Python does not look for modules beside
     the script or in the folder, where the project's sources may lie. Raises SpecError, GateError."""
@@ -156,6 +150,6 @@ def wheels(
             add = shlex.join(
                 [str(programs / "python"), "-m", "pip", "install", "--quiet", str(file.resolve())]
             )
-            side = built(side, Build(f"{make} && {add}", build.seconds), stop)
-            sides.append(built(side, build, stop))
+            side = built(side, f"{make} && {add}", stop)
+            sides.append(built(side, setup, stop))
         yield sides[0], sides[1]

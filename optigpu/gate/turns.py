@@ -12,14 +12,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 
-from optigpu.gate.decision import FEWEST_FOR_NOISE, Loss, Verdict, loss_of, verdict_of
+from optigpu.gate.decision import FEWEST_FOR_NOISE, Verdict, loss_of, verdict_of
 from optigpu.gate.figures import FigureError, Wanted, figure_in
-from optigpu.vocabulary import Better, CancelledError, OptiGPUError
+from optigpu.vocabulary import Better, CancelledError, Frozen, OptiGPUError
 
+STATUS = {Verdict.NO_WORSE: 0, Verdict.WORSE: 1, Verdict.CANNOT_SAY: 2}
+"""The exit status of each verdict."""
 MOST_PAIRS = 1000
 LONGEST_RUN = 0.25
 """The share of the time that one run may take: with longer ones no verdict would be possible."""
@@ -74,24 +76,33 @@ class Rules:
     def is_rate(self) -> bool:
         return self.wanted.better is Better.HIGHER
 
-    def ratio(self, loss: float) -> float:
-        """Head over base."""
-        return float(np.exp(-loss if self.is_rate else loss))
-
     def share(self, loss: float) -> float:
-        """The loss as a share of the base's figure."""
-        return 1 - self.ratio(loss) if self.is_rate else self.ratio(loss) - 1
+        """A loss, which is a logarithm, as a share of the base's figure."""
+        return float(-np.expm1(-loss) if self.is_rate else np.expm1(loss))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a gate found: the verdict, the loss (logarithms), and each pair's figures."""
+class Outcome(Frozen):
+    """What a gate found. A loss is a share of the base's figure: 0.05 is 5% worse, -0.05 is 5% better; a ratio is that
+    of head to base. Intervals, and the smallest loss that would have been found, are null where pairs are too few."""
 
+    schema_version: Literal[1] = 1
     verdict: Verdict
-    loss: Loss
-    base: tuple[float, ...]
-    head: tuple[float, ...]
+    exit_status: int
+    metric: str
+    better: Better
+    worse_than: float
+    ratio: float
+    ratio_ci: tuple[float, float] | None
+    loss: float
+    loss_ci: tuple[float, float] | None
+    smallest_loss_found: float | None
+    base: str
+    head: str
+    base_figures: tuple[float, ...]
+    head_figures: tuple[float, ...]
     seconds: float
+    minutes: float
+    repeat: str = ""
 
 
 def compare(base: Side, head: Side, rules: Rules, stop: Stop, tell: Callable[[float], None]) -> Outcome:
@@ -120,10 +131,31 @@ def compare(base: Side, head: Side, rules: Rules, stop: Stop, tell: Callable[[fl
         raise GateError("The time was up before one pair had run; raise --minutes.")
     if verdict is Verdict.CANNOT_SAY:
         planned = len(pairs)  # the time is up: this is the last look
-    losses = _losses(pairs, rules)
-    verdict, loss = verdict_of(losses, planned, rules.limit), loss_of(losses, planned, rules.limit)
+    verdict = verdict_of(_losses(pairs, rules), planned, rules.limit)
+    found = loss_of(_losses(pairs, rules), planned, rules.limit)
+    loss, low, high = map(rules.share, (found.estimate, found.low, found.high))
+    sign = -1 if rules.is_rate else 1
     sides = tuple(zip(*pairs, strict=True))
-    return Outcome(verdict, loss, sides[0], sides[1], time.monotonic() - begun)
+    return Outcome(
+        verdict=verdict,
+        exit_status=STATUS[verdict],
+        metric=rules.wanted.metric or "seconds",
+        better=rules.wanted.better,
+        worse_than=rules.worse_than,
+        ratio=1 + sign * loss,
+        ratio_ci=(1 + min(sign * low, sign * high), 1 + max(sign * low, sign * high))
+        if found.known
+        else None,
+        loss=loss,
+        loss_ci=(low, high) if found.known else None,
+        smallest_loss_found=None if found.findable is None else rules.share(found.findable),
+        base=base.label,
+        head=head.label,
+        base_figures=sides[0],
+        head_figures=sides[1],
+        seconds=time.monotonic() - begun,
+        minutes=rules.time_s / 60,
+    )
 
 
 def _losses(pairs: list[tuple[float, float]], rules: Rules) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -135,6 +167,8 @@ def _figure(side: Side, rules: Rules, until: float, stop: Stop) -> float | None:
     """The figure of one run; None if the time was up before it ended. Raises GateError."""
     bound = rules.time_s * LONGEST_RUN
     left = until - time.monotonic()
+    if left <= 0:
+        return None
     ended = run_bounded(side, min(bound, left), stop)
     if ended.status is None:
         if left <= bound:
