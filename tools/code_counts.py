@@ -45,7 +45,7 @@ class Sizes:
 
 
 BOUNDS = Counts(inner_imports=15, any_types=349, type_ignores=15, cached_classes=0)
-LARGEST = Sizes(files=1550, optigpu_lines=82000, tests_lines=70000, benchmarks_lines=6300)
+LARGEST = Sizes(files=1568, optigpu_lines=83040, tests_lines=70440, benchmarks_lines=6570)
 Counted = TypeVar("Counted", Counts, Sizes)
 
 
