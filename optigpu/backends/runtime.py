@@ -156,8 +156,18 @@ class DecodingRuntime(Runtime, Protocol):
         """Records in the notes which kernels run for this prompt; never called within a timed request."""
 
 
+class EncodingRuntime(DecodingRuntime, Protocol):
+    """Further methods of a backend that knows the model's tokenizer."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text without special tokens. Raises UnsupportedError if the model has no tokenizer."""
+
+    def start_ids(self) -> list[int]:
+        """The token that the model's tokenizer puts before every text; empty where it puts none."""
+
+
 @runtime_checkable
-class ReferenceRuntime(DecodingRuntime, Protocol):
+class ReferenceRuntime(EncodingRuntime, Protocol):
     """Further methods of the one backend that makes the quality reference for all backends."""
 
     @property
@@ -169,12 +179,6 @@ class ReferenceRuntime(DecodingRuntime, Protocol):
 
     def sample(self, rows: int, length: int) -> Ids:
         """Sequences drawn from the model at temperature 1 with the runtime's seed, [rows, length]."""
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text without special tokens. Raises UnsupportedError if the model has no tokenizer."""
-
-    def start_ids(self) -> list[int]:
-        """The token that the model's tokenizer puts before every text; empty where it puts none."""
 
 
 @runtime_checkable

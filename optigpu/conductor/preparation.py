@@ -222,7 +222,8 @@ def make_references(session: Session, variants: Sequence[Variant]) -> None:
 def _compared(spec: JobSpec, variants: Sequence[Variant]) -> Iterator[Variant]:
     """The first variant of each model that has a reference."""
     first: dict[str | None, Variant] = {}
-    for variant in variants if "quality" in spec.measure.meters else ():
+    is_fp32 = "quality" in spec.measure.meters and spec.measure.quality.reference is None
+    for variant in variants if is_fp32 else ():
         first.setdefault(variant.model, variant)
     for variant in first.values():
         # Only trained weights have a quality to measure, and of converted files those alone whose numbers torch reads;

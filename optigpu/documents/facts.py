@@ -171,6 +171,22 @@ class QualityFacts(Frozen):
     no_interval: dict[str, str] = Field(default_factory=dict)  # why a figure has no interval
 
 
+class ToldFacts(Frozen):
+    """How a server told its predictions, and the bounds of the divergence that follow (`optigpu/quality/told.py`)."""
+
+    asked_in: str  # the interface that has the log-probabilities
+    tokens: int  # that were asked for at each position
+    rest: float  # mean probability that the reference gives to tokens that were not told; they are one bucket
+    kld_low: float  # bound of kld_mean from below, which holds without an assumption, in nats
+    kld_high: float  # from above: kld_mean itself, where it was compared with fp32
+    top1_agreement: float
+    ratio: float  # the most by which a probability is taken to be below the reference's where it was not told
+    left_out: int  # positions whose most likely token the server does not identify
+    untold_targets: int  # tokens of the text whose own log-probability was not told
+    vocabulary: str  # whether its tokens are those of the job's model
+    reference: str | None = None  # the server that was compared with; null: the fp32 model
+
+
 class TextQuality(QualityFacts):
     """On what text quality was measured, and how precisely."""
 
@@ -196,6 +212,9 @@ class TextQuality(QualityFacts):
     fp32_accuracy: float | None = None  # the fp32 model's own; null: the text is no test
     accuracy_standard_error: float | None = None
     items: int | None = None  # items of a multiple-choice test
+    told: ToldFacts | None = (
+        None  # of a server that tells log-probabilities of some tokens; null: all logits are known
+    )
 
 
 class ImageQuality(QualityFacts):

@@ -9,10 +9,11 @@ from typing import ClassVar, Protocol, Self
 from pydantic import Field, field_validator, model_validator
 
 from optigpu.backends.runtime import Runtime
+from optigpu.documents.endpoints import parse_endpoint
 from optigpu.documents.facts import MeterFacts
 from optigpu.documents.selftest import Comparison
-from optigpu.quality.text import check_name
-from optigpu.vocabulary import Frozen, UnsupportedError
+from optigpu.quality.text import HELLASWAG, SELF_WRITTEN, check_name
+from optigpu.vocabulary import Frozen, UnsupportedError, as_value_error
 from optigpu.workloads.base import Request, Workload
 
 TOKENS, SECONDS = 512, 10.0
@@ -62,6 +63,12 @@ class QualityOptions(Frozen):
         le=50,
         description="Of train_step: with how many seeds fp32 is trained, whose differences are the band.",
     )
+    reference: str | None = Field(
+        None,
+        max_length=2000,
+        description="Of the backend endpoint: another server, as URL#MODEL, which servers are compared with instead of "
+        "with the fp32 model.",
+    )
     items: int = Field(200, ge=2, le=100_000, description="How many items of hellaswag count.")
 
     @property
@@ -74,8 +81,17 @@ class QualityOptions(Frozen):
     def _known(cls, text: str) -> str:
         return check_name(text)
 
+    @field_validator("reference")
+    @classmethod
+    def _server(cls, text: str | None) -> str | None:
+        return None if text is None else str(as_value_error(parse_endpoint, text))
+
     @model_validator(mode="after")
     def _ordered(self) -> Self:
+        if self.reference is not None and self.text in (SELF_WRITTEN, HELLASWAG):
+            raise ValueError(
+                f"{self.text} needs the fp32 model; with a reference name wikitext-2 or file:NAME"
+            )
         if self.window is not None and self.window > self.tokens:
             raise ValueError("window must not exceed tokens")
         if self.stride is not None and self.stride >= (self.window or self.tokens):

@@ -6,7 +6,7 @@ sequences, with no cache and no step of a variant. Of a workload that trains the
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,16 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from optigpu.backends.runtime import DecodingRuntime, ImageRuntime, Images, ReferenceRuntime
+from optigpu.backends.runtime import (
+    DecodingRuntime,
+    EncodingRuntime,
+    ImageRuntime,
+    Images,
+    ReferenceRuntime,
+)
+from optigpu.backends.serving import Telling, TellingRuntime
 from optigpu.backends.training import TrainingRuntime
-from optigpu.documents.facts import ImageQuality, MeterFacts, TextQuality
+from optigpu.documents.facts import ImageQuality, MeterFacts, TextQuality, ToldFacts
 from optigpu.documents.selftest import Comparison
 from optigpu.meters.base import Meter, MeterContext, QualityOptions, Reading, require_read
 from optigpu.models.held import TFLITE
@@ -30,6 +37,7 @@ from optigpu.quality.figures import (
     answer_figures,
     divergence_figures,
     perplexity_figures,
+    told_figures,
     windows_of,
 )
 from optigpu.quality.hellaswag import ENDINGS, item_passages, read_items
@@ -58,8 +66,9 @@ from optigpu.quality.reference import (
     write_reference,
 )
 from optigpu.quality.text import HELLASWAG, SELF_WRITTEN, Source, read_source
+from optigpu.quality.told import Bounded, Told, expected_by_told
 from optigpu.quality.training import DrawOf, LossSetting, compare_losses, window_means, write_loss_reference
-from optigpu.vocabulary import OptiGPUError, Task, canonical_json
+from optigpu.vocabulary import OptiGPUError, Task, UnsupportedError, canonical_json
 from optigpu.workloads.base import DecodeShape, LoadRequest, Workload
 
 PREFILL_TOKENS = 8
@@ -259,38 +268,128 @@ def _written(context: MeterContext, folder: Path) -> Manifest:
 
 def _compared(context: MeterContext) -> Reading:
     runtime, source = _runtime(context), _source(context)
+    beside = context.quality.reference
+    if isinstance(runtime, TellingRuntime):
+        compared = _compared_told if beside is None else _compared_servers
+        return compared(context, runtime, source)
+    if beside is not None:
+        raise OptiGPUError(
+            f"quality.reference is {beside}, with which servers alone are compared; leave it out to compare with fp32."
+        )
     batch, length = _decoded(runtime)
     setting = _setting(context, runtime, source, (batch, length))
     reference = open_reference(context.folder / QUALITY_FOLDER, setting)
-    manifest = reference.manifest
-    of_items, began = setting.text == HELLASWAG, time.monotonic()
+    began = time.monotonic()
     score, checked = _scoring(runtime, reference.passages, batch)
     made = predictions(reference.passages, batch, score)
     left_s = context.quality.most_seconds - (time.monotonic() - began)
-    agreement, likelihoods = reference.judge(made if of_items else within(made, left_s))
-    # What each position belongs to: its window, or its item of a multiple-choice test.
-    units = windows_of(reference.passages) // (ENDINGS if of_items else 1)
-    found = (
-        divergence_figures(agreement, units)
-        | _perplexity(reference, likelihoods, units)
-        | _accuracy(reference, likelihoods, source)
+    agreement, likelihoods = reference.judge(made if setting.text == HELLASWAG else within(made, left_s))
+    found = divergence_figures(agreement, _units(reference))
+    how = {"kld_positions": len(agreement), "passes_checked": checked, "batch_size": batch}
+    return _reading(reference, likelihoods, source, found, how)
+
+
+def _compared_told(context: MeterContext, runtime: TellingRuntime, source: Source | None) -> Reading:
+    """As `_compared`, by the log-probabilities that a server tells: bounds of the divergence."""
+    # A server decodes sequences of any length: the window is the reference's own.
+    setting = _setting(context, runtime, source, (1, context.quality.tokens))
+    reference = open_reference(context.folder / QUALITY_FOLDER, setting)
+    began, telling = time.monotonic(), runtime.telling()
+    made = telling.told(reference.passages, targets=setting.text != SELF_WRITTEN)
+    left_s = context.quality.most_seconds - (time.monotonic() - began)
+    bounded, likelihoods = reference.judge_told(made if setting.text == HELLASWAG else within(made, left_s))
+    found = told_figures(bounded, _units(reference))
+    told = _told_facts(telling, bounded, likelihoods)
+    how = {"kld_positions": len(bounded.low), "batch_size": 1, "told": told}
+    return _reading(reference, likelihoods, source, found, how)
+
+
+def _compared_servers(context: MeterContext, runtime: TellingRuntime, source: Source | None) -> Reading:
+    """What two servers tell of a text. None of it is a distance from fp32: the figures are facts, and the reason why
+    the metrics of that have no value."""
+    name = str(context.quality.reference)
+    setting = _setting(context, runtime, source, (1, min(context.quality.tokens, OWN_WINDOW)))
+    passages, cut = _passages(setting, runtime, source)
+    theirs, ours = _tellings(runtime, name)
+    bounded, likelihoods = Bounded(), np.full(sum(passage.positions for passage in passages), np.nan)
+    for expected, each in within(_side_by_side(theirs, ours, passages), context.quality.most_seconds):
+        bounded.add(*expected_by_told(expected, each))
+        likelihoods[each.position] = each.log_likelihood
+    figures = told_figures(bounded, windows_of(passages))
+    told = _told_facts(ours, bounded, likelihoods).model_copy(update={"reference": name})
+    why = (
+        f"Compared with {name} instead of fp32: divergence {told.kld_low:.4g} to {told.kld_high:.4g} nat, top-1 "
+        f"agreement {told.top1_agreement:.2%} over {len(bounded.low)} positions (facts.quality.told)."
     )
-    how = TextQuality(
-        text=setting.text,
-        dataset=manifest.origin,
-        dataset_sha256=setting.dataset_sha256,
-        tokens_sha256=manifest.passages_sha256,
-        positions=int(np.isfinite(likelihoods).sum()),
-        asked_positions=manifest.positions,
-        kld_positions=len(agreement),
-        passes_checked=checked,
-        window=setting.window,
-        stride=setting.stride,
-        batch_size=batch,
-        contexts_cut=manifest.cut,
-        **_about(found),
+    manifest = describe(setting, passages, setting.tokens, source.origin if source else None, cut)
+    how = {"kld_positions": len(bounded.low), "batch_size": 1, "told": told}
+    quality = TextQuality(**_of_text(manifest, likelihoods), **how, **_about(figures))
+    return Reading(reasons=dict.fromkeys(_PREDICTIONS, why), facts=MeterFacts(quality=quality))
+
+
+def _tellings(runtime: TellingRuntime, reference: str) -> tuple[Telling, Telling]:
+    """The reference and the server; asked in a chat where one of them tells nothing in completions."""
+    try:
+        return runtime.telling(reference), runtime.telling()
+    except UnsupportedError:
+        return runtime.telling(reference, by_chat=True), runtime.telling(by_chat=True)
+
+
+def _side_by_side(
+    theirs: Telling, ours: Telling, passages: Sequence[Passage]
+) -> Generator[tuple[Told, Told], None, None]:
+    yield from zip(*(each.told(passages, targets=False) for each in (theirs, ours)), strict=True)
+
+
+def _told_facts(telling: Telling, bounded: Bounded, likelihoods: NDArray[np.float64]) -> ToldFacts:
+    return ToldFacts(
+        asked_in=telling.label,
+        tokens=telling.most,
+        rest=bounded.rest,
+        kld_low=bounded.low.metrics()["kld_mean"],
+        kld_high=bounded.high.metrics()["kld_mean"],
+        top1_agreement=bounded.low.metrics()["top1_agreement"],
+        ratio=bounded.ratio,
+        left_out=bounded.left_out,
+        untold_targets=int(np.isinf(likelihoods).sum()),
+        vocabulary=telling.vocabulary,
     )
-    return Reading(found.values, found.reasons, MeterFacts(quality=how))
+
+
+def _units(reference: Reference) -> NDArray[np.int64]:
+    """What each position belongs to: its window, or its item of a multiple-choice test."""
+    of_items = reference.manifest.setting.text == HELLASWAG
+    return windows_of(reference.passages) // (ENDINGS if of_items else 1)
+
+
+def _reading(
+    reference: Reference,
+    likelihoods: NDArray[np.float64],
+    source: Source | None,
+    found: Figures,
+    how: dict[str, Any],
+) -> Reading:
+    """The divergence that was `found`, with the figures of a text; `how` fills fields of TextQuality."""
+    found |= _perplexity(reference, likelihoods, _units(reference))
+    found |= _accuracy(reference, likelihoods, source)
+    quality = TextQuality(**_of_text(reference.manifest, likelihoods), **how, **_about(found))
+    return Reading(found.values, found.reasons, MeterFacts(quality=quality))
+
+
+def _of_text(manifest: Manifest, likelihoods: NDArray[np.float64]) -> dict[str, Any]:
+    """Fields of TextQuality."""
+    setting = manifest.setting
+    return {
+        "text": setting.text,
+        "dataset": manifest.origin,
+        "dataset_sha256": setting.dataset_sha256,
+        "tokens_sha256": manifest.passages_sha256,
+        "positions": int((~np.isnan(likelihoods)).sum()),
+        "asked_positions": manifest.positions,
+        "window": setting.window,
+        "stride": setting.stride,
+        "contexts_cut": manifest.cut,
+    }
 
 
 def _scoring(runtime: DecodingRuntime, passages: list[Passage], batch: int) -> tuple[Score, int | None]:
@@ -391,12 +490,10 @@ def _stride(options: QualityOptions, window: int) -> int:
     return stride
 
 
-def _passages(
-    setting: Setting, runtime: ReferenceRuntime, source: Source | None
-) -> tuple[list[Passage], int]:
+def _passages(setting: Setting, runtime: EncodingRuntime, source: Source | None) -> tuple[list[Passage], int]:
     """The passages to predict, and the number of contexts that were cut."""
     if source is None:
-        return _own_passages(setting, runtime), 0
+        return _own_passages(setting, cast(ReferenceRuntime, runtime)), 0
     encode, start = partial(_encoded, setting, runtime), np.array(runtime.start_ids(), np.int64)
     window = setting.window - len(start)
     if window < 2:
@@ -423,7 +520,7 @@ def _own_passages(setting: Setting, runtime: ReferenceRuntime) -> list[Passage]:
     return [Passage(row, first) for row in tokens[:-1]] + [Passage(tokens[-1, : first + last], first)]
 
 
-def _encoded(setting: Setting, runtime: ReferenceRuntime, text: str) -> list[int]:
+def _encoded(setting: Setting, runtime: EncodingRuntime, text: str) -> list[int]:
     ids = runtime.encode(text)
     if max(ids, default=0) >= setting.vocabulary:
         raise OptiGPUError(
@@ -438,8 +535,9 @@ def _perplexity(reference: Reference, likelihoods: NDArray[np.float64], units: N
     if text in (SELF_WRITTEN, HELLASWAG):
         why = f"The text is {text}, which has no perplexity; ask for quality.text wikitext-2 or file:NAME."
         return Figures(reasons=dict.fromkeys(_PERPLEXITY, why))
-    known = np.isfinite(likelihoods)
+    known = ~np.isnan(likelihoods)
     try:
+        _require_told(likelihoods)
         return perplexity_figures(likelihoods[known], reference.likelihoods[known], units[known])
     except OptiGPUError as error:
         return Figures(reasons=dict.fromkeys(_PERPLEXITY, str(error)))
@@ -450,7 +548,20 @@ def _accuracy(reference: Reference, likelihoods: NDArray[np.float64], source: So
     if source is None or setting.text != HELLASWAG:
         why = f"The text is {setting.text}, no multiple-choice test; ask for quality.text hellaswag."
         return Figures(reasons=dict.fromkeys(_ACCURACY, why))
+    try:
+        _require_told(likelihoods)
+    except OptiGPUError as error:
+        return Figures(reasons=dict.fromkeys(_ACCURACY, str(error)))
     items = read_items(source.content)[: setting.items]
     starts = np.cumsum([0, *(passage.positions for passage in reference.passages)])[:-1]
     found, expected = (np.add.reduceat(each, starts) for each in (likelihoods, reference.likelihoods))
     return accuracy_figures(items, found, expected)
+
+
+def _require_told(likelihoods: NDArray[np.float64]) -> None:
+    untold = int(np.isinf(likelihoods).sum())
+    if untold:
+        raise OptiGPUError(
+            f"The server did not tell the log-probability of {untold} of the text's {len(likelihoods)} tokens; ask one "
+            "that tells those of a prompt, or let it tell more of them at each position."
+        )

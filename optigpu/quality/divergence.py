@@ -16,11 +16,16 @@ Array = NDArray[np.float64]
 Logits = NDArray[np.floating[Any]]
 
 
+def log_probabilities(logits: Logits) -> Array:
+    """Log-probabilities [vocabulary] in nats by `logits` [vocabulary]. Raises OptiGPUError for NaN or infinity."""
+    _require_finite(logits)
+    shifted = np.float64(logits) - np.float64(logits.max())
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
+
+
 def log_likelihood(logits: Logits, target: int) -> float:
     """Log-probability of `target` by `logits` [vocabulary] in nats. Raises OptiGPUError for NaN or infinity."""
-    _require_finite(logits)
-    largest = np.float64(logits.max())
-    return float(logits[target] - largest - np.log(np.exp(logits - largest).sum()))
+    return float(log_probabilities(logits)[target])
 
 
 def divergence(reference: Logits, logits: Logits) -> Array:
@@ -51,9 +56,15 @@ class Agreement:
 
     def add(self, reference: Logits, logits: Logits, position: int | None = None) -> None:
         """Adds a position, or the next one; both are [vocabulary]."""
-        self._divergences.append(float(divergence(reference, logits)))
-        self._agreeing.append(bool(np.argmax(reference) == np.argmax(logits)))
-        self._positions.append(len(self._positions) if position is None else position)
+        place = len(self._positions) if position is None else position
+        agrees = bool(np.argmax(reference) == np.argmax(logits))
+        self.append(float(divergence(reference, logits)), agrees, place)
+
+    def append(self, divergence: float, agrees: bool, position: int) -> None:
+        """Adds a position whose divergence is known."""
+        self._divergences.append(divergence)
+        self._agreeing.append(agrees)
+        self._positions.append(position)
 
     def __len__(self) -> int:
         return len(self._divergences)

@@ -1,7 +1,7 @@
 """Quality figures with their intervals over windows (images, items): divergence, perplexity, accuracy."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from optigpu.documents.result import MetricSummary
 from optigpu.quality.divergence import Agreement
 from optigpu.quality.hellaswag import Item, chosen_right
 from optigpu.quality.passages import Passage, perplexity
+from optigpu.quality.told import Bounded
 from optigpu.statistics.estimates import (
     FEWEST_PARTS,
     Statistic,
@@ -26,6 +27,7 @@ Array = NDArray[np.float64]
 Units = NDArray[np.int64]
 """The number from 0 of the window (image, item) that each observation belongs to."""
 
+_BOUNDED = ("kld_mean", "kld_p99")
 SHARES = ("top1_agreement", "accuracy")
 NO_TAIL_INTERVAL = "A 99th percentile has no interval: a few positions decide it."
 
@@ -75,6 +77,19 @@ def divergence_figures(agreement: Agreement, units: Units) -> Figures:
     )
     tail = Figures({"kld_p99": values["kld_p99"]}, no_interval={"kld_p99": NO_TAIL_INTERVAL})
     return figures | tail | Figures(about={"kld_standard_error": agreement.standard_error()})
+
+
+def told_figures(bounded: Bounded, units: Units) -> Figures:
+    """The same of what a server tells: the divergences are the bounds from above, and the interval of their mean
+    reaches down to that of the bounds from below."""
+    low, high = (divergence_figures(each, units) for each in (bounded.low, bounded.high))
+    bounds = {
+        name: (low.intervals[name][0], reaches[1])
+        for name, reaches in high.intervals.items()
+        if name in low.intervals
+    }
+    without = {name: values for name, values in high.without.items() if name not in _BOUNDED}
+    return replace(high, intervals=bounds, without=without)
 
 
 def perplexity_figures(found: Array, expected: Array, units: Units) -> Figures:

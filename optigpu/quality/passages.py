@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ Ids = NDArray[np.int64]
 Score = Callable[[Ids, int], Iterator[NDArray[np.float32]]]
 """`score(tokens, prefill)`: logits [batch, vocabulary] after each of `tokens` [batch, length] from `prefill` on."""
 
+Predicted = TypeVar("Predicted")
 FEWEST = 32
 """Positions that are predicted however long that takes."""
 
@@ -74,7 +75,7 @@ def scored_at_once(passages: Sequence[Passage], batch: int) -> tuple[Ids, int]:
     return tokens, min(passage.first for passage in passages) - 1
 
 
-def within(made: Generator[Prediction, None, None], seconds: float) -> Iterator[Prediction]:
+def within(made: Generator[Predicted, None, None], seconds: float) -> Iterator[Predicted]:
     """The predictions that are made within so many seconds, and FEWEST of them in any case."""
     ends = time.monotonic() + seconds
     with closing(made):

@@ -18,6 +18,7 @@ from optigpu.documents.facts import WeightFacts
 from optigpu.paths import cache_dir
 from optigpu.quality.divergence import Agreement, Logits, log_likelihood
 from optigpu.quality.passages import Passage, Prediction, digest_of, pack, unpack
+from optigpu.quality.told import Bounded, Told, expected_by_logits
 from optigpu.vocabulary import Frozen, OptiGPUError, UnsupportedError, canonical_json
 
 MOST_LOGIT_BYTES = 4 * 2**30
@@ -107,6 +108,16 @@ class Reference:
                     expected = logits.read(prediction.position)
                     agreement.add(expected, prediction.logits, prediction.position)
         return agreement, likelihoods
+
+    def judge_told(self, told: Iterable[Told]) -> tuple[Bounded, NDArray[np.float64]]:
+        """As `judge`, of what a server tells: a token that it did not tell has a log-likelihood of minus infinity."""
+        bounded, likelihoods = Bounded(), np.full(self.manifest.positions, np.nan)
+        with LogitsFile(self._logits, self.manifest.setting.vocabulary) as logits:
+            for each in told:
+                likelihoods[each.position] = each.log_likelihood
+                if each.position < self.manifest.compared:
+                    bounded.add(expected_by_logits(logits.read(each.position), each), each)
+        return bounded, likelihoods
 
 
 def write_reference(

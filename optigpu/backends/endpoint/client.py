@@ -20,6 +20,7 @@ from optigpu.backends.serving import Streamed
 from optigpu.http_clients import direct_http_client, trusted_for
 from optigpu.vocabulary import Frozen, OptiGPUError
 
+STREAM, JSON = "text/event-stream", "application/json"
 MOST_BYTES = 256 * 2**20
 """Of one answer."""
 MOST_LINE_BYTES = 4 * 2**20
@@ -60,8 +61,8 @@ class _Problem(BaseModel):
         return next((str(text) for text in (inner, self.message, self.detail) if text), "")
 
 
-async def require_stream(response: httpx.Response) -> None:
-    """Raises StreamError for an answer that is no stream, with what the server said; else reads nothing of it."""
+async def require_answer(response: httpx.Response, wanted: str) -> None:
+    """Raises StreamError for an answer of another content type, with what the server said; else reads nothing of it."""
     if response.has_redirect_location:
         raise StreamError(
             f"The server sends requests on to {response.headers['location'][:200]!r}, and redirects are not followed; "
@@ -78,10 +79,11 @@ async def require_stream(response: httpx.Response) -> None:
         why = f": {said}" if said else "."
         raise kind(f"The server {_MEANINGS.get(status, 'failed')} (status {status}){why}")
     content = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content != "text/event-stream":
+    if content != wanted:
         start = " ".join((await _start_of(response)).split())[:80]
+        form = "a stream" if wanted == STREAM else "JSON"
         raise StreamError(
-            f"The server answered with {content or 'no content type'} instead of a stream: {start!r}; correct the "
+            f"The server answered with {content or 'no content type'} instead of {form}: {start!r}; correct the "
             "endpoint's address."
         )
 
@@ -305,7 +307,7 @@ class Completions(AbstractAsyncContextManager["Completions"]):
         try:
             async with asyncio.timeout(self._server.time_limit_s):
                 async with self._http.stream("POST", address, json=body) as response:
-                    await require_stream(response)
+                    await require_answer(response, STREAM)
                     async for event in _events(response):
                         watched.take(event)
         except TimeoutError:
@@ -318,6 +320,27 @@ class Completions(AbstractAsyncContextManager["Completions"]):
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             return watched.streamed(transport_error(error, self._server.url, watched.received))
         return watched.judged()
+
+    async def answer(self, address: str, body: Mapping[str, object]) -> bytes:
+        """The whole answer to a request that asks for no stream. Raises StreamError for a refusal and for what is not
+        JSON, and OptiGPUError for no answer, one that is too long, and one that takes too long."""
+        found = bytearray()
+        try:
+            async with asyncio.timeout(self._server.time_limit_s):
+                named = {"model": self._server.model, **body}
+                async with self._http.stream("POST", address, json=named) as response:
+                    await require_answer(response, JSON)
+                    async for piece in response.aiter_bytes():
+                        found += piece
+                        if len(found) > MOST_BYTES:
+                            raise OptiGPUError("The server's answer is longer than any; it was cut off.")
+        except TimeoutError:
+            limit = f"{self._server.time_limit_s:g} s"
+            raise OptiGPUError(f"The server had not ended its answer after {limit}.") from None
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+            received = f"{len(found)} bytes received"
+            raise OptiGPUError(transport_error(error, self._server.url, received)) from error
+        return bytes(found)
 
     def _body(self, prompt: Sequence[int], new_tokens: int) -> Mapping[str, object]:
         spelling = self._server.spelling

@@ -19,6 +19,15 @@ import numpy as np
 
 from optigpu.backends.base import Order
 from optigpu.backends.endpoint.client import TIME_LIMIT_S, Completions, Server, ServerAbout, about, page_of
+from optigpu.backends.endpoint.logprobs import (
+    CHAT,
+    WAYS,
+    Ask,
+    EndpointTelling,
+    Vocabulary,
+    Way,
+    telling_of,
+)
 from optigpu.backends.endpoint.prompts import Dialect, Speller, spoken, tokenizer_of
 from optigpu.backends.engine import DecodingEngine
 from optigpu.backends.runtime import Generation, Ids, MemoryPeaks, Profile
@@ -95,14 +104,12 @@ def prepared(order: Order, progress: Callable[[str], None]) -> "EndpointRuntime"
     spelling = Speller(tokenizer) if tokenizer else None
 
     async def ask() -> tuple[ServerAbout, Server, Dialect]:
-        async with _pages(endpoint) as http:
-            said = await about(http, endpoint.url, endpoint.origin)
-        model, key = _served_model(endpoint, said), key_of(endpoint)
-        server = Server(endpoint.url, model, key, time_limit_s=order.answer_s)
+        said, server = await _server(endpoint, order.answer_s)
         return said, *await spoken(server, prompt, spelling)
 
     said, server, dialect = runner.run(ask())
-    runtime = EndpointRuntime(order, endpoint, server, facts, runner)
+    words = Vocabulary(tokenizer, facts.vocabulary)
+    runtime = EndpointRuntime(order, endpoint, server, facts, runner, words)
     runtime.notes.record(
         decode_loop="server",
         versions={said.software or "server": said.version} if said.version else {},
@@ -111,6 +118,12 @@ def prepared(order: Order, progress: Callable[[str], None]) -> "EndpointRuntime"
         "prompts",
     )
     return runtime
+
+
+async def _server(endpoint: Endpoint, answer_s: float) -> tuple[ServerAbout, Server]:
+    async with _pages(endpoint) as http:
+        said = await about(http, endpoint.url, endpoint.origin)
+    return said, Server(endpoint.url, _served_model(endpoint, said), key_of(endpoint), time_limit_s=answer_s)
 
 
 def _served_model(endpoint: Endpoint, said: ServerAbout) -> str:
@@ -133,13 +146,16 @@ def _pages(endpoint: Endpoint) -> httpx.AsyncClient:
 class EndpointRuntime(DecodingEngine):
     """A DecodingRuntime of a server: the sequences of a batch are as many requests at once."""
 
-    no_logits = (
-        "A server gives no logits for a given text, so its quality is not known; measure an engine of this "
-        "machine."
-    )
+    no_logits = "A server gives no logits; its quality is known by the log-probabilities that it returns."
 
     def __init__(
-        self, order: Order, endpoint: Endpoint, server: Server, facts: ModelFacts, runner: asyncio.Runner
+        self,
+        order: Order,
+        endpoint: Endpoint,
+        server: Server,
+        facts: ModelFacts,
+        runner: asyncio.Runner,
+        words: Vocabulary,
     ) -> None:
         """`runner` is where the server is asked from now on."""
         self.device, self.seed, self.facts = order.device, order.seed, facts
@@ -148,6 +164,9 @@ class EndpointRuntime(DecodingEngine):
         self._runner, self._server = runner, server
         self._completions = self.streams()
         self._requests = 0
+        self._words, self._answer_s = words, order.answer_s
+        self._tellings: dict[tuple[str | None, bool], EndpointTelling] = {}
+        self._others: list[Completions] = []
 
     @property
     def elsewhere(self) -> str | None:
@@ -181,6 +200,43 @@ class EndpointRuntime(DecodingEngine):
         tokens = [each.ids or (UNTOLD,) * new_tokens for each in batch]
         return Generation(np.array(tokens, np.int64), gaps_of(batch))
 
+    def telling(self, reference: str | None = None, *, by_chat: bool = False) -> EndpointTelling:
+        """Asks the first time only."""
+        found = self._tellings.get((reference, by_chat))
+        if found is None:
+            prompt = np.random.default_rng(self.seed).integers(self.facts.vocabulary, size=PROBED_TOKENS)
+            ask = (
+                self._asking(self._endpoint, self._completions)
+                if reference is None
+                else self._other(reference)
+            )
+            found = telling_of(ask, self._words, prompt.tolist(), (CHAT,) if by_chat else WAYS)
+            self._tellings[reference, by_chat] = found
+        return found
+
+    def _other(self, reference: str) -> Ask:
+        endpoint = parse_endpoint(reference)
+        require_allowed(endpoint)
+        _, server = self._runner.run(_server(endpoint, self._answer_s))
+        self._others.append(Completions(server))
+        return self._asking(endpoint, self._others[-1])
+
+    def _asking(self, endpoint: Endpoint, completions: Completions) -> Ask:
+        def ask(way: Way, body: Mapping[str, object]) -> bytes:
+            address = (endpoint.origin if way.at_origin else endpoint.url) + way.path
+            return self._runner.run(completions.answer(address, body))
+
+        return ask
+
+    def encode(self, text: str) -> list[int]:
+        """By the model's tokenizer on this machine. Raises UnsupportedError without one."""
+        return self._words.ids_of(text)
+
+    def start_ids(self) -> list[int]:
+        """What the tokenizer adds before a text."""
+        ids, plain = (self._words.ids_of("a", special=special) for special in (True, False))
+        return ids[: ids.index(plain[0])]
+
     def streams(self) -> Completions:
         """New connections for a load, closed with the context that they are."""
         return Completions(self._server)
@@ -210,7 +266,8 @@ class EndpointRuntime(DecodingEngine):
 
     def close(self) -> None:
         """Closes the connections."""
-        self._runner.run(self._completions.close())
+        for each in (self._completions, *self._others):
+            self._runner.run(each.close())
         self._runner.close()
 
     def _require_whole(self, batch: Sequence[Streamed], prompt_tokens: int) -> None:

@@ -255,7 +255,7 @@ class JobSpec(Frozen):
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        asked = (self.endpoint, *(each.endpoint for each in self.beside))
+        asked = (self.endpoint, *(each.endpoint for each in self.beside), self.measure.quality.reference)
         return tuple(dict.fromkeys(filter(None, asked)))
 
     @property

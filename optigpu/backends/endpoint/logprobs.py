@@ -1,0 +1,301 @@
+"""Log-probabilities that a server returns: in which interface, for how many tokens, and which tokens they are of.
+
+A server that tells those of a prompt is asked once for each window of a text; another one at each position, for the
+token that follows. Prompts are sent as token ids, so that the server predicts after the very tokens of the reference.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
+from tokenizers import Tokenizer
+
+from optigpu.backends.endpoint.client import StreamError
+from optigpu.quality.passages import Passage
+from optigpu.quality.told import LEAST_LOG, Told
+from optigpu.vocabulary import OptiGPUError, UnsupportedError
+
+MOST = (1000, 100, 20, 5)
+"""So many tokens are asked for at each position: the first number that the server takes."""
+LEAST_SHARE = 0.5
+"""Of the tokens that a server returns, so many at least are written as by the job's model; special ones may differ."""
+_BY_ID = "token_id:"
+
+
+class _Token(BaseModel):
+    id: int | None = None
+    text: str | None = Field(None, validation_alias=AliasChoices("token", "decoded_token"))
+    logprob: float | None = None
+
+
+class _Place(_Token):
+    top_logprobs: tuple[_Token, ...] = ()
+
+
+class _Logprobs(BaseModel):
+    """In OpenAI's older form, by the tokens' texts, or in the newer one."""
+
+    tokens: tuple[str, ...] | None = None
+    token_logprobs: tuple[float | None, ...] | None = None
+    top_logprobs: tuple[dict[str, float | None] | None, ...] | None = None
+    content: tuple[_Place, ...] | None = None
+
+
+class _Choice(BaseModel):
+    logprobs: _Logprobs | None = None
+    prompt_logprobs: tuple[dict[int, _Token] | None, ...] | None = None
+
+
+class _Answer(BaseModel):
+    choices: tuple[_Choice, ...] = ()
+    completion_probabilities: tuple[_Place, ...] = ()
+
+
+Tokens = Sequence[_Token]
+"""Of one position."""
+
+
+def _of_prompt(answer: _Answer) -> list[Tokens]:
+    told = answer.choices[0].prompt_logprobs if answer.choices else None
+    return [
+        [token.model_copy(update={"id": number}) for number, token in (each or {}).items()]
+        for each in told or ()
+    ]
+
+
+def _by_text(answer: _Answer) -> list[Tokens]:
+    """Each position's most likely tokens, and the one that is there."""
+    told = answer.choices[0].logprobs if answer.choices else None
+    if told is None or told.tokens is None or told.token_logprobs is None:
+        return []
+    tops = told.top_logprobs or (None,) * len(told.tokens)
+    places = zip(told.tokens, told.token_logprobs, tops, strict=False)
+    return [
+        [_Token(token=text, logprob=log) for text, log in ((top or {}) | {own: its}).items()]
+        for own, its, top in places
+    ]
+
+
+def _next(places: Sequence[_Place]) -> list[Tokens]:
+    return [[*place.top_logprobs, place] for place in places[:1] if place.top_logprobs]
+
+
+def _of_next(answer: _Answer) -> list[Tokens]:
+    told = answer.choices[0].logprobs if answer.choices else None
+    return _next(told.content) if told and told.content else _by_text(answer)[:1]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One interface: its path, under the server's origin if `at_origin`; the fields that ask for `most` tokens; how the
+    answer is read. With `of_prompts` one answer has all positions. `unlimited` takes any number; a `chat`, text."""
+
+    label: str
+    fields: Callable[[int], Mapping[str, object]]
+    read: Callable[[_Answer], list[Tokens]]
+    path: str = "/completions"
+    at_origin: bool = False
+    of_prompts: bool = False
+    unlimited: bool = False
+    chat: bool = False
+
+
+_ONE: dict[str, object] = {"max_tokens": 1, "temperature": 0}
+WAYS = (
+    Way("prompt_logprobs", lambda most: _ONE | {"prompt_logprobs": most}, _of_prompt, of_prompts=True),
+    Way(
+        "echo, logprobs",
+        lambda most: _ONE | {"echo": True, "logprobs": most, "return_tokens_as_token_ids": True},
+        _by_text,
+        of_prompts=True,
+    ),
+    Way(
+        "n_probs",
+        lambda most: {"n_predict": 1, "n_probs": most, "cache_prompt": True, "post_sampling_probs": False},
+        lambda answer: _next(answer.completion_probabilities),
+        path="/completion",
+        at_origin=True,
+        unlimited=True,
+    ),
+    Way("logprobs", lambda most: _ONE | {"logprobs": most, "return_tokens_as_token_ids": True}, _of_next),
+)
+"""vLLM's, that of OpenAI's older completions, llama-server's, and that of completions without an echo."""
+CHAT = Way(
+    "chat, top_logprobs",
+    lambda most: _ONE | {"logprobs": True, "top_logprobs": most},
+    _of_next,
+    path="/chat/completions",
+    chat=True,
+)
+"""A server writes the turns of a chat in words of its own, so that only two servers can be compared by it."""
+Ask = Callable[[Way, Mapping[str, object]], bytes]
+"""Sends a request to the server and gives its answer. Raises StreamError for a refusal, OptiGPUError for no answer."""
+
+
+class Vocabulary:
+    """The texts of a model's tokens, each as it is within a text."""
+
+    def __init__(self, tokenizer: Tokenizer | None, size: int) -> None:
+        """Without a tokenizer tokens are known by their ids alone."""
+        self._tokenizer, self.size = tokenizer, size
+
+    @cached_property
+    def texts(self) -> Sequence[str]:
+        """By id; empty without a tokenizer."""
+        if self._tokenizer is None:
+            return ()
+        before = self._tokenizer.encode("a", add_special_tokens=False).ids
+        pairs = [[*before, number] for number in range(self.size)]
+        skipped = len(self._tokenizer.decode(before))
+        found = self._tokenizer.decode_batch(pairs, skip_special_tokens=False)
+        return [text[skipped:] for text in found]
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Of a sequence. Raises UnsupportedError without a tokenizer."""
+        return self._required().decode(list(ids), skip_special_tokens=False)
+
+    def ids_of(self, text: str, *, special: bool = False) -> list[int]:
+        """Of a text, with the special tokens that come with every text where asked for. Raises UnsupportedError
+        without a tokenizer."""
+        ids: list[int] = self._required().encode(text, add_special_tokens=special).ids
+        return ids
+
+    def _required(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise UnsupportedError(
+                "There is no tokenizer of the model on this machine; copy its tokenizer.json into the model's folder."
+            )
+        return self._tokenizer
+
+    @cached_property
+    def _ids(self) -> Mapping[str, int | None]:
+        """By text; None where several tokens have it."""
+        found: dict[str, int | None] = {}
+        for number, text in enumerate(self.texts):
+            found[text] = None if text in found else number
+        return found
+
+    def id_of(self, token: _Token) -> int | None:
+        """The id as the server says it, or by the token's text; None where the text is that of none or of several."""
+        number, text = token.id, token.text or ""
+        if number is None:
+            by_id = text.removeprefix(_BY_ID)
+            number = int(by_id) if by_id != text and by_id.isdecimal() else self._ids.get(text)
+        return number if number is not None and 0 <= number < self.size else None
+
+    def compared(self, tokens: Tokens) -> str:
+        """How tokens that were returned are those of this vocabulary. Raises UnsupportedError where they are not."""
+        written = [each for each in tokens if (each.text or "").strip() and "\ufffd" not in str(each.text)]
+        shown = [each for each in written if not str(each.text).startswith(_BY_ID)]
+        if not self.texts:
+            if any(self.id_of(each) is None for each in tokens):
+                self._required()
+            return "not compared: there is no tokenizer of the model on this machine"
+        if not shown:
+            return "not compared: the server returns ids alone"
+        same = sum(self._is_same(each) for each in shown)
+        if same < LEAST_SHARE * len(shown):
+            raise UnsupportedError(
+                f"Of {len(shown)} tokens that the server returned, {len(shown) - same} are not written as those of the "
+                "job's model: its tokenizer is another one; name the model that it serves."
+            )
+        return f"{same} of {len(shown)} returned tokens are written as those of the job's model"
+
+    def _is_same(self, token: _Token) -> bool:
+        number = self.id_of(token)
+        return number is not None and self.texts[number].strip() == str(token.text).strip()
+
+
+@dataclass(frozen=True)
+class EndpointTelling:
+    """A Telling of a server that is asked in one way."""
+
+    most: int
+    vocabulary: str
+    _ask: Ask
+    _way: Way
+    _words: Vocabulary
+
+    @property
+    def label(self) -> str:
+        """The way's own."""
+        return self._way.label
+
+    def told(self, passages: Sequence[Passage], *, targets: bool) -> Generator[Told, None, None]:
+        """By one request for each passage, or for each position."""
+        position = 0
+        for passage in passages:
+            tokens = passage.tokens.tolist()
+            whole = self._asked(tokens, self.most) if self._way.of_prompts else []
+            if self._way.of_prompts and len(whole) < len(tokens):
+                raise OptiGPUError(
+                    f"The server told the log-probabilities of {len(whole)} tokens of a prompt of {len(tokens)}."
+                )
+            for place in range(passage.first, len(tokens)):
+                target = tokens[place]
+                found = whole[place] if whole else self._following(tokens[:place], self.most)
+                told = self._told(position, target, found)
+                if targets and self._way.unlimited and target not in told.tokens:
+                    told = self._told(position, target, self._following(tokens[:place], self._words.size))
+                yield told
+                position += 1
+
+    def _following(self, prompt: Sequence[int], most: int) -> Tokens:
+        found = self._asked(prompt, most)
+        if not found:
+            raise OptiGPUError(
+                f"The server told no log-probabilities after a prompt of {len(prompt)} tokens."
+            )
+        return found[0]
+
+    def _asked(self, prompt: Sequence[int], most: int) -> list[Tokens]:
+        return asked(self._ask, self._words, self._way, prompt, most)
+
+    def _told(self, position: int, target: int, tokens: Tokens) -> Told:
+        logs: dict[int, float] = {}
+        first, most_likely = None, -np.inf
+        for token in tokens:
+            log = token.logprob
+            if log is None or not log > LEAST_LOG:
+                continue
+            number = self._words.id_of(token)
+            if log > most_likely:
+                first, most_likely = number, log
+            if number is not None:
+                logs[number] = min(log, 0.0)
+        return Told(position, target, np.array(list(logs), np.int64), np.array(list(logs.values())), first)
+
+
+def telling_of(
+    ask: Ask, words: Vocabulary, prompt: Sequence[int], ways: Sequence[Way] = WAYS
+) -> EndpointTelling:
+    """How the server tells log-probabilities, found by asking for those of a short prompt in each way. Raises
+    UnsupportedError where it tells none, with what it said, and where its tokens are others."""
+    said = "It ignores what asks for them."
+    for way, most in product(ways, MOST):
+        try:
+            found = asked(ask, words, way, prompt, most)
+        except StreamError as error:
+            said = str(error)
+            continue
+        told = [token for tokens in found for token in tokens if token.logprob is not None]
+        if told:
+            return EndpointTelling(most, words.compared(told), ask, way, words)
+    names = "; ".join(way.label for way in ways)
+    raise UnsupportedError(
+        f"The server returns no log-probabilities after given tokens, so its quality is not known (asked for {names}). "
+        f"{said}"
+    )
+
+
+def asked(ask: Ask, words: Vocabulary, way: Way, prompt: Sequence[int], most: int) -> list[Tokens]:
+    """What the server tells, by position; empty where the answer has no log-probabilities."""
+    turn = {"role": "user", "content": words.text_of(prompt)} if way.chat else None
+    given = {"messages": [turn]} if turn else {"prompt": list(prompt)}
+    try:
+        return way.read(_Answer.model_validate_json(ask(way, {**way.fields(most), **given})))
+    except ValidationError:
+        return []

@@ -1,0 +1,115 @@
+"""Quality of servers by the log-probabilities that they return, beside that of the same model in this process."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from optigpu.backends.endpoint.prompts import tokenizer_of
+from optigpu.documents.facts import TextQuality, ToldFacts
+from optigpu.documents.result import Result
+from optigpu.measure import Report
+from optigpu.models.loading.load import load_model
+from optigpu.models.reference import parse_reference
+from tests.engine.caches import BUILDS, OPERATORS, PEAKS, own_folders
+from tests.engine.sessions import by_label, measured, quick_job, value
+from tests.servers.completions import serving, whole
+from tests.servers.telling import Telling
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
+TINY = "bundled:tiny"
+TEXT = "file:text.txt"
+WAYS = {"prompt_logprobs": 20, "echo": 20, "n_probs": 1000, "logprobs": 5}
+"""Each way with the most tokens that its server tells."""
+
+
+class Model:
+    """bundled:tiny in bfloat16, whose predictions differ from the fp32 model's."""
+
+    def __init__(self) -> None:
+        self._model = load_model(parse_reference(TINY), device="cpu", dtype="bfloat16")
+        tokenizer = tokenizer_of(parse_reference(TINY))
+        assert tokenizer is not None
+        self.tokenizer = tokenizer
+
+    def logits(self, prompt: Sequence[int]) -> np.ndarray:
+        with torch.inference_mode():
+            found = self._model(torch.tensor([list(prompt)])).logits[0]
+        return np.asarray(found.float().numpy())
+
+    def write(self, token: int) -> str:
+        text: str = self.tokenizer.decode([token], skip_special_tokens=False)
+        return text
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture(scope="module")
+def report(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
+    """A job of a text: fp32, bfloat16 in this process, and the latter behind a server of each kind."""
+    folder = tmp_path_factory.mktemp("texts")
+    words = [model.write(int(token)) for token in np.random.default_rng(1).integers(300, 2000, size=400)]
+    (folder / "text.txt").write_text("".join(words).replace("\ufffd", ""))
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        stack.enter_context(own_folders(tmp_path_factory.mktemp("cache"), BUILDS, OPERATORS, PEAKS))
+        patch.setenv("OPTIGPU_DATASETS_DIR", str(folder))
+        beside: list[dict[str, Any]] = [{"stack": [{"name": "bf16"}], "label": "here"}]
+        for name, most in WAYS.items():
+            server = serving(whole, Telling(model.logits, model.write, most).pages(name))
+            url = stack.enter_context(server).url
+            beside.append({"backend": "endpoint", "endpoint": f"{url}#tiny", "label": name})
+        silent = stack.enter_context(serving(whole)).url
+        beside.append({"backend": "endpoint", "endpoint": f"{silent}#tiny", "label": "silent"})
+        measure = {
+            "replicates": 1,
+            "min_seconds": 0.01,
+            "max_seconds": 1,
+            "meters": ["latency", "quality"],
+            "quality": {"text": TEXT, "tokens": 240, "window": 24, "seconds": 600},
+        }
+        yield measured(quick_job(beside=beside, measure=measure), tmp_path_factory.mktemp("locks"))
+
+
+def told(result: Result) -> ToldFacts:
+    assert isinstance(result.facts.quality, TextQuality)
+    assert result.facts.quality.told is not None
+    return result.facts.quality.told
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_server_tells_bounds_the_divergence_of_the_same_model_here(report: Report, way: str) -> None:
+    results = by_label(report)
+    here, served = results["here"], results[way]
+    facts, true = told(served), value(here, "kld_mean")
+    assert facts.kld_low <= true * 1.02 + 1e-5
+    assert true <= facts.kld_high * 1.02 + 1e-5
+    assert value(served, "kld_mean") == facts.kld_high
+    assert (facts.tokens, facts.left_out) == (WAYS[way], 0) or way in ("echo", "logprobs")
+    assert abs(value(served, "top1_agreement") - value(here, "top1_agreement")) <= 0.02
+    assert "written as those of the job's model" in facts.vocabulary
+    assert isinstance(here.facts.quality, TextQuality)
+    assert isinstance(served.facts.quality, TextQuality)
+    assert served.facts.quality.tokens_sha256 == here.facts.quality.tokens_sha256
+
+
+def test_perplexity_is_given_where_each_token_of_the_text_is_told(report: Report) -> None:
+    results = by_label(report)
+    for way in ("prompt_logprobs", "echo", "n_probs"):
+        np.testing.assert_allclose(
+            value(results[way], "perplexity"), value(results["here"], "perplexity"), rtol=0.01
+        )
+    assert results["logprobs"].metrics["perplexity"].value is None
+    assert "did not tell the log-probability of" in str(results["logprobs"].metrics["perplexity"].reason)
+
+
+def test_a_server_that_tells_none_has_no_quality(report: Report) -> None:
+    silent = by_label(report)["silent"].metrics
+    for metric in ("kld_mean", "top1_agreement", "perplexity"):
+        assert silent[metric].value is None
+        assert "returns no log-probabilities" in str(silent[metric].reason)
