@@ -3,7 +3,7 @@
 An engine that answers a batch's sequences one by one counts their tokens as they come.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -11,8 +11,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from optigpu.backends.runtime import DecodingRuntime, EncodingRuntime, Generation
-from optigpu.quality.passages import Passage
-from optigpu.quality.told import Told
+from optigpu.quality.told import Telling
 from optigpu.vocabulary import OptiGPUError
 
 
@@ -102,29 +101,9 @@ class StreamingRuntime(DecodingRuntime, Protocol):
 class TellingRuntime(EncodingRuntime, Protocol):
     """Further methods of a backend that gives no logits, and log-probabilities of the most likely tokens instead."""
 
-    def telling(self, reference: str | None = None, *, by_chat: bool = False) -> "Telling":
+    def telling(self, reference: str | None = None, *, by_chat: bool = False) -> Telling:
         """Finds out how the server, or the one that `reference` names, is to be asked. In a chat it predicts an answer
         to the text. Raises UnsupportedError where it tells none, or has other tokens."""
-
-
-class Telling(Protocol):
-    """A server that tells log-probabilities."""
-
-    @property
-    def label(self) -> str:
-        """The interface."""
-
-    @property
-    def most(self) -> int:
-        """So many tokens are asked for at each position."""
-
-    @property
-    def vocabulary(self) -> str:
-        """Whether its tokens are those of the job's model."""
-
-    def told(self, passages: Sequence[Passage], *, targets: bool) -> Generator[Told, None, None]:
-        """What it tells of each predicted token of the passages, in their order. With `targets` it is asked for more
-        where a predicted token itself was not told. Raises OptiGPUError for an answer without them."""
 
 
 class Arrivals:

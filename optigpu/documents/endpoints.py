@@ -2,6 +2,7 @@
 
 http://127.0.0.1:8000#tiny    the model that the server calls "tiny"
 http://127.0.0.1:8000         the only model that it serves
+http://127.0.0.1:8000/v1/chat#tiny    the same, asked in chats
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from optigpu.vocabulary import SpecError
 
 ENDPOINT = "endpoint"
 """The name of the backend."""
+CHAT = "/chat"
+"""At the end of a path: requests are chats of one turn."""
 PATH = "/v1"
 """Where such an interface is, if the address names no path."""
 _PORTS = {"http": 80, "https": 443}
@@ -39,8 +42,18 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """What `/completions` and `/models` are under."""
+        """What `/completions` is under."""
         return self.origin + self.path
+
+    @property
+    def api(self) -> str:
+        """What `/models` and all of the interface is under."""
+        return self.url.removesuffix(CHAT)
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether requests are chats."""
+        return self.path.endswith(CHAT)
 
     @property
     def is_loopback(self) -> bool:

@@ -35,11 +35,11 @@ class LittlesLaw(Frozen):
 
 
 class LoadRun(Frozen):
-    """One run. The tuples have an item for each query, in the order of `sent_s`: when each was to be sent, in seconds
-    from the begin. `goodput_per_s` are the queries a second that met the limits. `waiting` is the mean number of
-    queries without a first token, `queue` that number over time: pairs of a moment and a number. `growth` is by how
-    much it grew in each second of the arrivals, and `saturated` whether without an end: null where queries wait for
-    earlier ones, or all come at once."""
+    """One run. The tuples have an item for each query that was answered, in the order of `sent_s`: when each was to be
+    sent, in seconds from the begin; those that failed are counted alone. `goodput_per_s` are the queries a second that
+    met the limits. `waiting` is the mean number of queries without a first token, `queue` that number over time: pairs
+    of a moment and a number. `growth` is by how much it grew in each second of the arrivals, and `saturated` whether
+    without an end: null where queries wait for earlier ones, or all come at once."""
 
     seconds: float
     sent_s: tuple[float, ...]
@@ -59,9 +59,14 @@ class LoadRun(Frozen):
     error: str | None = None  # what the first of them says
 
     @property
+    def queries(self) -> int:
+        """How many were sent."""
+        return len(self.sent_s) + self.failed
+
+    @property
     def met_share(self) -> float:
         """The share of the queries that met the limits."""
-        return self.met / len(self.sent_s)
+        return self.met / self.queries
 
 
 def grew_in_most(runs: Sequence[LoadRun]) -> bool:

@@ -43,10 +43,10 @@ class Limits:
 
 def figures_of(run: Run, limits: Limits, *, is_open: bool) -> LoadRun:
     """The figures of a run; `is_open` says that queries arrive whether or not earlier ones have ended."""
-    served = run.served
-    failures = [each for each in served if each.error is not None]
+    served = [each for each in run.served if each.error is None]
+    failures = [each for each in run.served if each.error is not None]
     met = sum(map(limits.are_met_by, served))
-    queue = Queue(served, run.seconds)
+    queue = Queue(run.served, run.seconds)
     per_s, is_without_end = queue.growth() if is_open else (None, None)
     return LoadRun(
         seconds=run.seconds,
@@ -62,7 +62,7 @@ def figures_of(run: Run, limits: Limits, *, is_open: bool) -> LoadRun:
         queue=queue.points(),
         growth=per_s,
         saturated=is_without_end,
-        law=littles_law(served, run.seen, run.seconds),
+        law=littles_law(run.served, run.seen, run.seconds),
         failed=len(failures),
         error=failures[0].error if failures else None,
     )

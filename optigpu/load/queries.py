@@ -4,7 +4,10 @@ Source: Reddi et al., MLPerf Inference Benchmark, 2019, arXiv:1911.02549. `close
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -24,12 +27,13 @@ Span = tuple[int, int]
 @dataclass(frozen=True)
 class Query:
     """One request: its number from 0, when it is to be sent (or, later, its client is free), in seconds from the
-    begin, and its lengths in tokens."""
+    begin, and its lengths in tokens. Prompts whose first `blocks` are the same begin with the same tokens."""
 
     number: int
     arrival_s: float
     prompt_tokens: int
     new_tokens: int
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,33 +45,87 @@ class Load:
     clients: int | None = None
 
 
+BLOCK_TOKENS = 512
+"""In Mooncake's traces, of what each of the hash_ids stands for."""
+PromptTokens = Annotated[int, Field(ge=1, le=131_072)]
+OutputTokens = Annotated[int, Field(ge=2, le=131_072)]
+
+
 class TraceLine(Frozen):
     """One line of a trace."""
 
     arrival_s: float = Field(ge=0, le=86_400)
-    prompt_tokens: int = Field(ge=1, le=131_072)
-    output_tokens: int = Field(ge=2, le=131_072)
+    prompt_tokens: PromptTokens
+    output_tokens: OutputTokens
+
+    def query(self, number: int) -> Query:
+        """The request."""
+        return Query(number, self.arrival_s, self.prompt_tokens, self.output_tokens)
+
+
+class MooncakeLine(Frozen):
+    """One line as Mooncake publishes them: `timestamp` is in milliseconds, and `hash_ids` name the prompt's blocks, so
+    that turns of a conversation and system prompts share their beginning. Source: Qin et al., Mooncake, FAST 2025."""
+
+    timestamp: float = Field(ge=0, le=86_400_000)
+    input_length: PromptTokens
+    output_length: OutputTokens
+    hash_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field((), strict=False)
+
+    def query(self, number: int) -> Query:
+        """The request."""
+        return Query(number, self.timestamp / 1e3, self.input_length, self.output_length, self.hash_ids)
+
+
+class GuideLLMLine(Frozen):
+    """One line of GuideLLM's data, of which the lengths count; all requests come at once."""
+
+    prompt: str | None = None
+    prompt_tokens_count: PromptTokens
+    output_tokens_count: OutputTokens
+
+    def query(self, number: int) -> Query:
+        """The request."""
+        return Query(number, 0.0, self.prompt_tokens_count, self.output_tokens_count)
+
+
+_LINES: Mapping[str, type[MooncakeLine | GuideLLMLine]] = MappingProxyType(
+    {"timestamp": MooncakeLine, "prompt_tokens_count": GuideLLMLine}
+)
+"""By a field that only they have."""
+
+
+def _kind_of(line: object) -> type[TraceLine | MooncakeLine | GuideLLMLine]:
+    fields = line if isinstance(line, Mapping) else {}
+    if "conversations" in fields:
+        raise SpecError(
+            "it holds texts, as ShareGPT's does; give the lengths in tokens of prompt and answer."
+        )
+    return next((kind for name, kind in _LINES.items() if name in fields), TraceLine)
 
 
 def read_trace(text: str) -> tuple[Query, ...]:
-    """The queries of a trace: JSON lines of arrival_s, prompt_tokens and output_tokens, in the order of arrival. Empty
-    lines are passed over. Raises SpecError that names the first line that is not one."""
+    """The queries of a trace in the order of arrival: JSON lines of arrival_s, prompt_tokens and output_tokens, or
+    Mooncake's or GuideLLM's. Empty lines are passed over. Raises SpecError that names the first line that is not
+    one."""
     queries: list[Query] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
-            with refusing(TraceLine):
-                found = TraceLine.model_validate(parse_json(line.encode(errors="surrogatepass"), "it"))
+            parsed = parse_json(line.encode(errors="surrogatepass"), "it")
+            kind = _kind_of(parsed)
+            with refusing(kind):
+                query = kind.model_validate(parsed).query(len(queries))
         except SpecError as error:
             why = "; ".join(str(error).splitlines())
             raise SpecError(f"line {number} of the trace is wrong: {why}") from None
-        if queries and found.arrival_s < queries[-1].arrival_s:
+        if queries and query.arrival_s < queries[-1].arrival_s:
             raise SpecError(
-                f"line {number} of the trace arrives at {found.arrival_s:g} s, before the line above it at "
+                f"line {number} of the trace arrives at {query.arrival_s:g} s, before the line above it at "
                 f"{queries[-1].arrival_s:g} s; sort the lines by arrival_s."
             )
-        queries.append(Query(len(queries), found.arrival_s, found.prompt_tokens, found.output_tokens))
+        queries.append(query)
     if not queries:
         raise SpecError(
             'the trace has no line; write one for each request, such as {"arrival_s": 0.5, "prompt_tokens": 64, '

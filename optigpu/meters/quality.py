@@ -22,7 +22,7 @@ from optigpu.backends.runtime import (
     Images,
     ReferenceRuntime,
 )
-from optigpu.backends.serving import Telling, TellingRuntime
+from optigpu.backends.serving import TellingRuntime
 from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.facts import ImageQuality, MeterFacts, TextQuality, ToldFacts
 from optigpu.documents.selftest import Comparison
@@ -66,7 +66,7 @@ from optigpu.quality.reference import (
     write_reference,
 )
 from optigpu.quality.text import HELLASWAG, SELF_WRITTEN, Source, read_source
-from optigpu.quality.told import Bounded, Told, expected_by_told
+from optigpu.quality.told import Bounded, Telling, Told, expected_by_told
 from optigpu.quality.training import DrawOf, LossSetting, compare_losses, window_means, write_loss_reference
 from optigpu.vocabulary import OptiGPUError, Task, UnsupportedError, canonical_json
 from optigpu.workloads.base import DecodeShape, LoadRequest, Workload
@@ -285,7 +285,7 @@ def _compared(context: MeterContext) -> Reading:
     left_s = context.quality.most_seconds - (time.monotonic() - began)
     agreement, likelihoods = reference.judge(made if setting.text == HELLASWAG else within(made, left_s))
     found = divergence_figures(agreement, _units(reference))
-    how = {"kld_positions": len(agreement), "passes_checked": checked, "batch_size": batch}
+    how = _text_quality(reference.manifest, likelihoods, len(agreement), batch=batch, checked=checked)
     return _reading(reference, likelihoods, source, found, how)
 
 
@@ -295,12 +295,12 @@ def _compared_told(context: MeterContext, runtime: TellingRuntime, source: Sourc
     setting = _setting(context, runtime, source, (1, context.quality.tokens))
     reference = open_reference(context.folder / QUALITY_FOLDER, setting)
     began, telling = time.monotonic(), runtime.telling()
-    made = telling.told(reference.passages, targets=setting.text != SELF_WRITTEN)
+    made = telling.told(reference.passages, setting.text != SELF_WRITTEN)
     left_s = context.quality.most_seconds - (time.monotonic() - began)
     bounded, likelihoods = reference.judge_told(made if setting.text == HELLASWAG else within(made, left_s))
     found = told_figures(bounded, _units(reference))
     told = _told_facts(telling, bounded, likelihoods)
-    how = {"kld_positions": len(bounded.low), "batch_size": 1, "told": told}
+    how = _text_quality(reference.manifest, likelihoods, len(bounded.low), told=told)
     return _reading(reference, likelihoods, source, found, how)
 
 
@@ -315,16 +315,14 @@ def _compared_servers(context: MeterContext, runtime: TellingRuntime, source: So
     for expected, each in within(_side_by_side(theirs, ours, passages), context.quality.most_seconds):
         bounded.add(*expected_by_told(expected, each))
         likelihoods[each.position] = each.log_likelihood
-    figures = told_figures(bounded, windows_of(passages))
     told = _told_facts(ours, bounded, likelihoods).model_copy(update={"reference": name})
     why = (
         f"Compared with {name} instead of fp32: divergence {told.kld_low:.4g} to {told.kld_high:.4g} nat, top-1 "
         f"agreement {told.top1_agreement:.2%} over {len(bounded.low)} positions (facts.quality.told)."
     )
     manifest = describe(setting, passages, setting.tokens, source.origin if source else None, cut)
-    how = {"kld_positions": len(bounded.low), "batch_size": 1, "told": told}
-    quality = TextQuality(**_of_text(manifest, likelihoods), **how, **_about(figures))
-    return Reading(reasons=dict.fromkeys(_PREDICTIONS, why), facts=MeterFacts(quality=quality))
+    how = _text_quality(manifest, likelihoods, len(bounded.low), told=told)
+    return Reading(reasons=dict.fromkeys(_PREDICTIONS, why), facts=MeterFacts(quality=how))
 
 
 def _tellings(runtime: TellingRuntime, reference: str) -> tuple[Telling, Telling]:
@@ -338,7 +336,7 @@ def _tellings(runtime: TellingRuntime, reference: str) -> tuple[Telling, Telling
 def _side_by_side(
     theirs: Telling, ours: Telling, passages: Sequence[Passage]
 ) -> Generator[tuple[Told, Told], None, None]:
-    yield from zip(*(each.told(passages, targets=False) for each in (theirs, ours)), strict=True)
+    yield from zip(*(each.told(passages, False) for each in (theirs, ours)), strict=True)
 
 
 def _told_facts(telling: Telling, bounded: Bounded, likelihoods: NDArray[np.float64]) -> ToldFacts:
@@ -367,29 +365,40 @@ def _reading(
     likelihoods: NDArray[np.float64],
     source: Source | None,
     found: Figures,
-    how: dict[str, Any],
+    how: TextQuality,
 ) -> Reading:
-    """The divergence that was `found`, with the figures of a text; `how` fills fields of TextQuality."""
-    found |= _perplexity(reference, likelihoods, _units(reference))
-    found |= _accuracy(reference, likelihoods, source)
-    quality = TextQuality(**_of_text(reference.manifest, likelihoods), **how, **_about(found))
-    return Reading(found.values, found.reasons, MeterFacts(quality=quality))
+    """The divergence that was `found`, with the figures of a text."""
+    of_text = _perplexity(reference, likelihoods, _units(reference))
+    found |= of_text | _accuracy(reference, likelihoods, source)
+    return Reading(found.values, found.reasons, MeterFacts(quality=how.model_copy(update=_about(found))))
 
 
-def _of_text(manifest: Manifest, likelihoods: NDArray[np.float64]) -> dict[str, Any]:
-    """Fields of TextQuality."""
+def _text_quality(
+    manifest: Manifest,
+    likelihoods: NDArray[np.float64],
+    compared: int,
+    *,
+    batch: int = 1,
+    checked: int | None = None,
+    told: ToldFacts | None = None,
+) -> TextQuality:
+    """On what text it was measured, and how; without its figures."""
     setting = manifest.setting
-    return {
-        "text": setting.text,
-        "dataset": manifest.origin,
-        "dataset_sha256": setting.dataset_sha256,
-        "tokens_sha256": manifest.passages_sha256,
-        "positions": int((~np.isnan(likelihoods)).sum()),
-        "asked_positions": manifest.positions,
-        "window": setting.window,
-        "stride": setting.stride,
-        "contexts_cut": manifest.cut,
-    }
+    return TextQuality(
+        text=setting.text,
+        dataset=manifest.origin,
+        dataset_sha256=setting.dataset_sha256,
+        tokens_sha256=manifest.passages_sha256,
+        positions=int((~np.isnan(likelihoods)).sum()),
+        asked_positions=manifest.positions,
+        kld_positions=compared,
+        passes_checked=checked,
+        window=setting.window,
+        stride=setting.stride,
+        batch_size=batch,
+        contexts_cut=manifest.cut,
+        told=told,
+    )
 
 
 def _scoring(runtime: DecodingRuntime, passages: list[Passage], batch: int) -> tuple[Score, int | None]:

@@ -21,7 +21,7 @@ rest reaches; and P_j / m of a token that was not returned, where m is the small
 tokens are returned p is 0, nothing is assumed, and both bounds are the divergence.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optigpu.quality.divergence import Agreement, Array, Logits, log_probabilities
+from optigpu.quality.passages import Passage
 
 ROUNDING = 1e-6
 """Probabilities that were rounded to float32 add up to 1 but for less than this."""
@@ -51,6 +52,19 @@ class Told(NamedTuple):
         """Of the target; minus infinity where it was not told."""
         found = self.logs[self.tokens == self.target]
         return float(found[0]) if len(found) else -np.inf
+
+
+@dataclass(frozen=True)
+class Telling:
+    """A server that tells log-probabilities: by which interface, of how many tokens at each position, and whether its
+    tokens are those of the job's model. `told(passages, targets)` gives what it tells of each predicted token, in their
+    order; with `targets` it asks for more where that token itself is not told. Raises OptiGPUError for an answer
+    without any."""
+
+    label: str
+    most: int
+    vocabulary: str
+    told: Callable[[Sequence[Passage], bool], Generator[Told, None, None]]
 
 
 class Expected(NamedTuple):

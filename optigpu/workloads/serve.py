@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice, pairwise
-from typing import Annotated, ClassVar, Literal, Self
+from itertools import chain, islice, pairwise
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -15,7 +15,7 @@ from optigpu.documents.facts import ModelFacts
 from optigpu.documents.load import QUERY_METRICS, AloneAgreement, LoadFacts, LoadRun, ScenarioName
 from optigpu.load.batching import Batching
 from optigpu.load.figures import Limits, figures_of
-from optigpu.load.queries import OPEN, Load, Query, Schedule, read_trace
+from optigpu.load.queries import BLOCK_TOKENS, OPEN, Load, Query, Schedule, read_trace
 from optigpu.load.served import Run, Served, Server, Streaming
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, as_value_error
 from optigpu.workloads.base import Check, LoadRequest, Workload
@@ -39,8 +39,11 @@ class ServingRequest(LoadRequest):
         schedule: Schedule,
         limits: Limits,
         facts: LoadFacts,
+        shared_tokens: int = 0,
     ) -> None:
-        """`server` makes that of a run: between two of them the engine may have decoded something else."""
+        """`server` makes that of a run: between two of them the engine may have decoded something else. All prompts of
+        a run begin with the same `shared_tokens`."""
+        self._shared = shared_tokens
         self._runtime, self._server, self._schedule = runtime, server, schedule
         self._limits, self._facts = limits, facts
         self._source = np.random.default_rng(runtime.seed)
@@ -109,7 +112,7 @@ class ServingRequest(LoadRequest):
 
     def observe(self) -> None:
         load = self._schedule.draw(self._source)
-        self._runtime.observe(np.array([_prompts(load, self._runtime, self._source)[0]]))
+        self._runtime.observe(np.array([self._prompts(load)[0]]))
 
     def described(self) -> Mapping[str, Sequence[float]]:
         return {"wait_s": self.loaded().ttft_s}
@@ -120,8 +123,25 @@ class ServingRequest(LoadRequest):
 
     def _served(self, schedule: Schedule) -> tuple[Run, Sequence[Sequence[int]]]:
         load = schedule.draw(self._source)
-        prompts = _prompts(load, self._runtime, self._source)
+        prompts = self._prompts(load)
         return self._server().run(load, prompts), prompts
+
+    def _prompts(self, load: Load) -> list[list[int]]:
+        """Random tokens, after those that a run's prompts have in common."""
+        lengths = (query.prompt_tokens for query in load.queries)
+        own = [self._tokens(self._source, length) for length in lengths]
+        common = self._tokens(self._source, self._shared) if self._shared else []
+        run = int(self._source.integers(2**31)) if any(query.blocks for query in load.queries) else 0
+        found = []
+        for query, prompt in zip(load.queries, own, strict=True):
+            blocks = [self._tokens(np.random.default_rng((run, each)), BLOCK_TOKENS) for each in query.blocks]
+            begin = [*common, *chain(*blocks)][: len(prompt)]
+            found.append([*begin, *prompt[len(begin) :]])
+        return found
+
+    def _tokens(self, source: np.random.Generator, length: int) -> list[int]:
+        tokens: list[int] = source.integers(self._runtime.facts.vocabulary, size=length).tolist()
+        return tokens
 
     def _alone(self, query: Query, prompt: Sequence[int]) -> tuple[int, ...]:
         if isinstance(self._runtime, StreamingRuntime):
@@ -134,17 +154,17 @@ class ServingRequest(LoadRequest):
         is_open = schedule.scenario in OPEN
         self._last = figures_of(run, self._limits, is_open=is_open)
         self._grew.append(self._last.saturated)
-        tokens = sum(served.count for served in run.served)
-        return {"tokens_per_s": tokens / run.seconds, "requests_per_s": len(run.served) / run.seconds}
+        answered = self._last.output_tokens
+        return {"tokens_per_s": sum(answered) / run.seconds, "requests_per_s": len(answered) / run.seconds}
 
     def _require_answers(self) -> None:
         """Without one there is nothing to time, and the next run would fail as this one did."""
-        if self.loaded().failed == len(self.loaded().sent_s):
+        if not self.loaded().sent_s:
             raise OptiGPUError(self._failures())
 
     def _failures(self) -> str:
         last = self.loaded()
-        return f"{last.failed} of {len(last.sent_s)} requests failed: {last.error}"
+        return f"{last.failed} of {last.queries} requests failed: {last.error}"
 
     def _problem(self, run: Run, prompts: Sequence[Sequence[int]]) -> str | None:
         if self.loaded().failed:
@@ -168,11 +188,6 @@ class ServingRequest(LoadRequest):
         except UnsupportedError:
             return 0, 0
         return agreed, len(served.tokens)
-
-
-def _prompts(load: Load, runtime: DecodingRuntime, source: np.random.Generator) -> list[list[int]]:
-    lengths = (query.prompt_tokens for query in load.queries)
-    return [source.integers(runtime.facts.vocabulary, size=length).tolist() for length in lengths]
 
 
 Rate = Annotated[float, Field(ge=0.001, le=100_000)]
@@ -216,7 +231,8 @@ class Serve(Workload):
         None,
         min_length=1,
         max_length=LONGEST_TRACE,
-        description="Of trace: a JSON line of arrival_s, prompt_tokens and output_tokens for each request.",
+        description="Of trace: a JSON line of arrival_s, prompt_tokens and output_tokens for each request, or those of "
+        "Mooncake's or GuideLLM's files.",
     )
     queries: int | None = Field(16, ge=1, le=20_000, description="How many requests a run has.")
     prompt_tokens: PromptTokens | None = Field(
@@ -224,6 +240,10 @@ class Serve(Workload):
     )
     prompt_tokens_most: PromptTokens | None = Field(
         None, description="The longest prompt, where lengths are drawn; null: all have one length."
+    )
+    shared_tokens: PromptTokens | None = Field(
+        None,
+        description="So many tokens at its beginning each prompt of a run has in common with all others.",
     )
     new_tokens: NewTokens | None = Field(32, description="How many tokens to decode for each, or the least.")
     new_tokens_most: NewTokens | None = Field(
@@ -277,10 +297,18 @@ class Serve(Workload):
                 raise ValueError(f"a trace says {name} itself; leave it out")
             if self.scenario != "trace" and getattr(self, name) is None and not name.endswith("_most"):
                 raise ValueError(f"the scenario {self.scenario} needs {name}; name it")
+        if self.shared_tokens and self.shared_tokens > (self.prompt_tokens or 0):
+            raise ValueError(
+                "shared_tokens is more than prompt_tokens; a trace's hash_ids say what is shared"
+            )
         for least, most in (("prompt_tokens", "prompt_tokens_most"), ("new_tokens", "new_tokens_most")):
             if getattr(self, most) is not None and getattr(self, most) < getattr(self, least):
                 raise ValueError(f"{most} is less than {least}; it must be as many or more")
         return self
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        return {name: value for name, value in found.items() if name != "shared_tokens" or value is not None}
 
     @property
     def label(self) -> str:
@@ -307,7 +335,8 @@ class Serve(Workload):
             queries=schedule.count,
         )
         if isinstance(runtime, StreamingRuntime):
-            return ServingRequest(runtime, partial(Streaming, runtime.streams), schedule, limits, facts)
+            streaming = partial(Streaming, runtime.streams)
+            return ServingRequest(runtime, streaming, schedule, limits, facts, self.shared_tokens or 0)
         if not isinstance(runtime, ServingRuntime):
             raise UnsupportedError(
                 "This engine decodes whole batches and lets no sequence join or leave; measure generate or "
@@ -316,7 +345,9 @@ class Serve(Workload):
         slots = partial(runtime.slots, self.slots, schedule.longest, self.block_tokens)
         slots()
         facts = facts.model_copy(update={"slots": self.slots, "block_tokens": self.block_tokens})
-        return ServingRequest(runtime, lambda: Batching(slots()), schedule, limits, facts)
+        return ServingRequest(
+            runtime, lambda: Batching(slots()), schedule, limits, facts, self.shared_tokens or 0
+        )
 
     @property
     def schedule(self) -> Schedule:

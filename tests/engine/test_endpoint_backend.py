@@ -1,6 +1,7 @@
 """Servers on an endpoint in this process: how they are asked, what comes of their streams, what is refused."""
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -126,6 +127,67 @@ def test_a_server_is_asked_in_the_way_that_it_takes(tmp_path: Path, behave: Beha
         assert runtime.notes.facts["server"]["asked_in"] == label
         runtime.generate(PROMPT, NEW)
         assert isinstance(server.completions()[-1].body["prompt"], str if label.startswith("text") else list)
+
+
+async def in_a_chat(asked: Asked, reply: Reply) -> None:
+    """The role, then each token, with comments between, and more tokens in the usage than were sent."""
+    await reply.head(200, EVENTS)
+    await reply.event({"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
+    for number in range(asked.new_tokens):
+        await reply.raw(": keep-alive\n\n")
+        ends = "length" if number == asked.new_tokens - 1 else None
+        await reply.event({"choices": [{"delta": {"content": " a"}, "finish_reason": ends}]})
+    await reply.usage(asked.new_tokens, 1000)
+
+
+def test_a_chat_has_one_turn_and_its_role_is_no_token(tmp_path: Path) -> None:
+    with serving(pages={"/v1/chat/completions": in_a_chat}) as server:
+        endpoint = f"{server.url}/v1/chat#tiny"
+        runtime = prepared(ordered(tmp_path, model=TINY, endpoint=endpoint), lambda _: None)
+        assert len(runtime.generate(PROMPT, NEW).gaps_s) == NEW
+        assert str(runtime.notes.facts["server"]["asked_in"]).startswith("chat; text")
+        (turn,) = server.asked[-1].body["messages"]  # type: ignore[attr-defined]
+        runtime.close()
+    assert turn["role"] == "user"
+
+
+@pytest.mark.parametrize("trace", [None, (5, 6)])
+def test_prompts_share_their_beginning_as_asked(tmp_path: Path, trace: tuple[int, int] | None) -> None:
+    lines = [
+        {"timestamp": 0, "input_length": 520, "output_length": 2, "hash_ids": [1, each]}
+        for each in trace or ()
+    ]
+    asked = (
+        {"scenario": "trace", "trace": "\n".join(map(json.dumps, lines))}
+        if trace
+        else {"scenario": "Offline", "queries": 2, "prompt_tokens": 520, "shared_tokens": 512}
+    )
+    with asking(tmp_path) as (runtime, server):
+        Serve.model_validate(asked).prepare(runtime).run()
+        first, second = (each.body["prompt"] for each in server.completions()[-2:])
+    assert isinstance(first, list)
+    assert isinstance(second, list)
+    assert first[:512] == second[:512]
+    assert first[512:] != second[512:]
+
+
+def test_requests_that_fail_are_counted_and_in_no_figure(tmp_path: Path) -> None:
+    count = iter(range(100))
+
+    async def failing(asked: Asked, reply: Reply) -> None:
+        if asked.new_tokens == 7 and next(count) % 2:
+            await reply.head(200, EVENTS)
+            await reply.token(" a")  # and the connection is reset
+        else:
+            await whole(asked, reply)
+
+    asked = {"scenario": "SingleStream", "queries": 4, "prompt_tokens": 8, "new_tokens": 7}
+    with asking(tmp_path, failing) as (runtime, _):
+        request = Serve.model_validate(asked).prepare(runtime)
+        figures, run = request.run(), request.loaded()
+    assert (run.failed, run.queries, run.output_tokens) == (2, 4, (7, 7))
+    assert figures["tokens_per_s"] == 14 / run.seconds
+    assert "closed the stream before the completion's end" in str(run.error)
 
 
 def test_a_text_has_as_many_tokens_as_the_ids_that_it_stands_for() -> None:

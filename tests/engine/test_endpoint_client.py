@@ -107,6 +107,12 @@ async def with_a_line_without_end(asked: Asked, reply: Reply) -> None:
         await reply.raw("a" * 2**16)
 
 
+async def going_on(asked: Asked, reply: Reply) -> None:
+    await reply.head(200, EVENTS)
+    while True:
+        await reply.token(" a")
+
+
 CLOSED = "The server closed the stream before the completion's end, with "
 REASONS: dict[Behave, str] = {
     closing_half_way: f"{CLOSED}2 chunks of text received.",
@@ -117,6 +123,7 @@ REASONS: dict[Behave, str] = {
     counting_nothing: "The server gave no usage figures, so its tokens cannot be counted; use one that knows "
     "stream_options.include_usage.",
     garbage: 'The server sent \'{"choices": [{"text":\', which is not a chunk of a completion.',
+    going_on: "The server went on after 75 chunks of text for 5 tokens.",
     with_a_line_without_end: "The server's answer is longer than any completion; it was cut off.",
 }
 

@@ -50,15 +50,30 @@ def model() -> Model:
     return Model()
 
 
-@pytest.fixture(scope="module")
-def report(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
-    """A job of a text: fp32, bfloat16 in this process, and the latter behind a server of each kind."""
+MEASURE: dict[str, Any] = {
+    "replicates": 1,
+    "min_seconds": 0.01,
+    "max_seconds": 1,
+    "meters": ["latency", "quality"],
+}
+QUALITY = {"text": TEXT, "tokens": 240, "window": 24, "seconds": 600}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def texts(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("texts")
     words = [model.write(int(token)) for token in np.random.default_rng(1).integers(300, 2000, size=400)]
     (folder / "text.txt").write_text("".join(words).replace("\ufffd", ""))
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        stack.enter_context(own_folders(tmp_path_factory.mktemp("cache"), BUILDS, OPERATORS, PEAKS))
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPTIGPU_DATASETS_DIR", str(folder))
+        with own_folders(tmp_path_factory.mktemp("cache"), BUILDS, OPERATORS, PEAKS):
+            yield
+
+
+@pytest.fixture(scope="module")
+def report(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
+    """A job of a text: fp32, bfloat16 in this process, and the latter behind a server of each kind."""
+    with ExitStack() as stack:
         beside: list[dict[str, Any]] = [{"stack": [{"name": "bf16"}], "label": "here"}]
         for name, most in WAYS.items():
             server = serving(whole, Telling(model.logits, model.write, most).pages(name))
@@ -66,14 +81,8 @@ def report(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
             beside.append({"backend": "endpoint", "endpoint": f"{url}#tiny", "label": name})
         silent = stack.enter_context(serving(whole)).url
         beside.append({"backend": "endpoint", "endpoint": f"{silent}#tiny", "label": "silent"})
-        measure = {
-            "replicates": 1,
-            "min_seconds": 0.01,
-            "max_seconds": 1,
-            "meters": ["latency", "quality"],
-            "quality": {"text": TEXT, "tokens": 240, "window": 24, "seconds": 600},
-        }
-        yield measured(quick_job(beside=beside, measure=measure), tmp_path_factory.mktemp("locks"))
+        spec = quick_job(beside=beside, measure=MEASURE | {"quality": QUALITY})
+        yield measured(spec, tmp_path_factory.mktemp("locks"))
 
 
 def told(result: Result) -> ToldFacts:
@@ -113,3 +122,22 @@ def test_a_server_that_tells_none_has_no_quality(report: Report) -> None:
     for metric in ("kld_mean", "top1_agreement", "perplexity"):
         assert silent[metric].value is None
         assert "returns no log-probabilities" in str(silent[metric].reason)
+
+
+def test_two_servers_of_one_model_agree_and_it_is_no_distance_from_fp32(
+    model: Model, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    telling = Telling(model.logits, model.write, 1000)
+    with serving(whole, telling.pages("n_probs")) as ours, serving(whole, telling.pages("echo")) as theirs:
+        quality = QUALITY | {"tokens": 48, "reference": f"{theirs.url}#tiny"}
+        asked = {
+            "backend": "endpoint",
+            "endpoint": f"{ours.url}#tiny",
+            "measure": MEASURE | {"quality": quality},
+        }
+        (result,) = by_label(measured(quick_job(**asked), tmp_path_factory.mktemp("locks"))).values()
+    facts = told(result)
+    assert facts.reference == f"{theirs.url}/v1#tiny"
+    assert (round(facts.kld_low, 5), facts.top1_agreement) == (0, 1)
+    assert result.metrics["kld_mean"].value is None
+    assert "instead of fp32" in str(result.metrics["kld_mean"].reason)

@@ -105,7 +105,7 @@ class Telling:
 
     async def _taken(self, most: object, asked: Asked, reply: Reply) -> int:
         """The number that is asked for; 0 where it was refused."""
-        if isinstance(most, int) and most <= self._most:
+        if isinstance(most, int) and 0 < most <= self._most:
             return most
         await page(400, JSON, json.dumps({"error": {"message": f"at most {self._most}, not {most}"}}))(
             asked, reply

@@ -141,6 +141,15 @@ def test_a_trace_is_replayed_as_it_is_written() -> None:
     assert [each.intended_s for each in simulated(load).served] == [0, 0.5]
 
 
+def test_traces_of_others_are_read() -> None:
+    moon = '{"timestamp": 1500, "input_length": 600, "output_length": 4, "hash_ids": [7, 9]}'
+    assert read_trace(moon) == (Query(0, 1.5, 600, 4, (7, 9)),)
+    guide = '{"prompt": "a b", "prompt_tokens_count": 2, "output_tokens_count": 3}'
+    assert read_trace(guide) == (Query(0, 0.0, 2, 3),)
+    with pytest.raises(SpecError, match="as ShareGPT's does"):
+        read_trace('{"conversations": [{"from": "human", "value": "a"}]}')
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -51,7 +51,7 @@ def test_a_single_run_that_breaks_littles_law_is_a_reason() -> None:
 def test_requests_that_failed_are_a_wrong_output() -> None:
     judged = verdict(served(RUN.model_copy(update={"failed": 2, "error": "The server answered HTML"})))
     assert judged.reasons == (VerdictReason.OUTPUT_INVALID,)
-    assert judged.notes[0].startswith(f"2 of {40 * RUNS} requests failed: The server answered HTML")
+    assert judged.notes[0].startswith(f"2 of {40 * RUNS + 2} requests failed: The server answered HTML")
 
 
 def test_a_queue_that_grows_in_most_runs_is_a_warning() -> None:

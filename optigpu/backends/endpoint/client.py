@@ -23,6 +23,8 @@ from optigpu.vocabulary import Frozen, OptiGPUError
 STREAM, JSON = "text/event-stream", "application/json"
 MOST_BYTES = 256 * 2**20
 """Of one answer."""
+CHUNKS_TOO_MANY = 64
+"""Beyond twice the tokens that were asked for: the server does not stop."""
 MOST_LINE_BYTES = 4 * 2**20
 MOST_REFUSAL_BYTES = 4096
 """So much of a refusal is read."""
@@ -106,8 +108,14 @@ async def _start_of(response: httpx.Response) -> str:
     return found[:MOST_REFUSAL_BYTES].decode(errors="replace")
 
 
+class _Delta(BaseModel):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
 class _Choice(BaseModel):
     text: str | None = ""
+    delta: _Delta | None = None
     finish_reason: str | None = None
     token_ids: tuple[int, ...] | None = None
 
@@ -167,9 +175,10 @@ async def _lines(response: httpx.Response) -> AsyncIterator[str]:
 class Watched:
     """What has come of one completion."""
 
-    def __init__(self, asked: int) -> None:
-        """`asked` tokens; the request is about to be sent."""
-        self._asked = asked
+    def __init__(self, asked: int, *, chat: bool = False) -> None:
+        """`asked` tokens; the request is about to be sent. In a `chat` the server adds words of its own to the prompt,
+        so that its count says nothing of what was sent."""
+        self._asked, self._chat = asked, chat
         self._sent_s = time.perf_counter()
         self._times_s: list[float] = []
         self._shown_s: list[float] = []
@@ -192,12 +201,19 @@ class Watched:
         if not event.choices:
             return
         choice = event.choices[0]
-        text, ends = choice.text or "", choice.finish_reason is not None
+        turn, ends = choice.delta, choice.finish_reason is not None
+        text = (turn.reasoning_content or turn.content or "") if turn else choice.text or ""
+        if turn and not text and not ends:
+            return  # it names the role alone
         self._ended = self._ended or ends
         self._text += text
         self._ids = None if self._ids is None or choice.token_ids is None else self._ids + choice.token_ids
         if text:
             self._shown_s.append(now)
+            if len(self._shown_s) > CHUNKS_TOO_MANY + 2 * self._asked:
+                raise StreamError(
+                    f"The server went on after {len(self._shown_s)} chunks of text for {self._asked} tokens."
+                )
         if text or not ends:
             self._times_s.append(now)
         else:
@@ -251,7 +267,7 @@ class Watched:
             sent_s=self._sent_s,
             ended_s=time.perf_counter(),
             chunk_times_s=tuple(self._times_s),
-            prompt_tokens=usage.prompt_tokens,
+            prompt_tokens=None if self._chat else usage.prompt_tokens,
             text=self._text,
             ids=self._ids if self._usage and self._tells(counted) else None,
             untimed=None if times_s is not None else untimed,
@@ -265,8 +281,8 @@ class Server:
     """A server whose address the worker's settings allow (`require_allowed` says which).
 
     `url` ends before `/completions`, such as "http://127.0.0.1:8000/v1". `options` gives fields beyond OpenAI's that it
-    takes, such as ignore_eos. `spelling` writes a prompt as text for a server that takes no token ids. A completion
-    must be whole after `time_limit_s`.
+    takes, such as ignore_eos. `spelling` writes a prompt as text for a server that takes no token ids, and for a
+    `chat`, whose only turn it is. A completion must be whole after `time_limit_s`.
     """
 
     url: str
@@ -275,6 +291,7 @@ class Server:
     options: Options = lambda _new_tokens: {}
     spelling: Spelling | None = None
     time_limit_s: float = 600.0
+    chat: bool = False
 
     @property
     def headers(self) -> dict[str, str]:
@@ -303,7 +320,7 @@ class Completions(AbstractAsyncContextManager["Completions"]):
     async def stream(self, prompt: Sequence[int], new_tokens: int) -> Streamed:
         """Greedy decoding of `new_tokens` tokens after the ids of `prompt`."""
         address, body = f"{self._server.url}/completions", self._body(prompt, new_tokens)
-        watched = Watched(new_tokens)
+        watched = Watched(new_tokens, chat=self._server.chat)
         try:
             async with asyncio.timeout(self._server.time_limit_s):
                 async with self._http.stream("POST", address, json=body) as response:
@@ -344,9 +361,11 @@ class Completions(AbstractAsyncContextManager["Completions"]):
 
     def _body(self, prompt: Sequence[int], new_tokens: int) -> Mapping[str, object]:
         spelling = self._server.spelling
+        text = spelling(prompt) if spelling else [int(token) for token in prompt]
+        given = {"messages": [{"role": "user", "content": text}]} if self._server.chat else {"prompt": text}
         return {
             "model": self._server.model,
-            "prompt": spelling(prompt) if spelling else [int(token) for token in prompt],
+            **given,
             "max_tokens": new_tokens,
             "temperature": 0,
             "stream": True,

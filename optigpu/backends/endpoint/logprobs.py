@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from optigpu.backends.endpoint.client import StreamError
 from optigpu.quality.passages import Passage
-from optigpu.quality.told import LEAST_LOG, Told
+from optigpu.quality.told import LEAST_LOG, Telling, Told
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 MOST = (1000, 100, 20, 5)
@@ -188,15 +188,14 @@ class Vocabulary:
 
     def compared(self, tokens: Tokens) -> str:
         """How tokens that were returned are those of this vocabulary. Raises UnsupportedError where they are not."""
-        written = [each for each in tokens if (each.text or "").strip() and "\ufffd" not in str(each.text)]
-        shown = [each for each in written if not str(each.text).startswith(_BY_ID)]
         if not self.texts:
             if any(self.id_of(each) is None for each in tokens):
                 self._required()
             return "not compared: there is no tokenizer of the model on this machine"
-        if not shown:
-            return "not compared: the server returns ids alone"
-        same = sum(self._is_same(each) for each in shown)
+        texts = [(self.id_of(each), each.text.strip()) for each in tokens if each.text]
+        # Without those that are blank, or a part of a character.
+        shown = [each for each in texts if each[1] and "\ufffd" not in each[1] and _BY_ID not in each[1]]
+        same = sum(number is not None and self.texts[number].strip() == text for number, text in shown)
         if same < LEAST_SHARE * len(shown):
             raise UnsupportedError(
                 f"Of {len(shown)} tokens that the server returned, {len(shown) - same} are not written as those of the "
@@ -204,55 +203,56 @@ class Vocabulary:
             )
         return f"{same} of {len(shown)} returned tokens are written as those of the job's model"
 
-    def _is_same(self, token: _Token) -> bool:
-        number = self.id_of(token)
-        return number is not None and self.texts[number].strip() == str(token.text).strip()
-
 
 @dataclass(frozen=True)
-class EndpointTelling:
-    """A Telling of a server that is asked in one way."""
+class Asking:
+    """A server that is asked in one way for so many tokens at each position."""
 
+    ask: Ask
+    words: Vocabulary
+    way: Way
     most: int
-    vocabulary: str
-    _ask: Ask
-    _way: Way
-    _words: Vocabulary
 
-    @property
-    def label(self) -> str:
-        """The way's own."""
-        return self._way.label
+    def tokens(self, prompt: Sequence[int], most: int) -> list[Tokens]:
+        """By position; empty where the answer has no log-probabilities."""
+        given: dict[str, object] = {"prompt": list(prompt)}
+        if self.way.chat:
+            given = {"messages": [{"role": "user", "content": self.words.text_of(prompt)}]}
+        answer = self.ask(self.way, {**self.way.fields(most), **given})
+        try:
+            return self.way.read(_Answer.model_validate_json(answer))
+        except ValidationError:
+            return []
 
-    def told(self, passages: Sequence[Passage], *, targets: bool) -> Generator[Told, None, None]:
+    def told(self, passages: Sequence[Passage], targets: bool) -> Generator[Told, None, None]:
         """By one request for each passage, or for each position."""
         position = 0
         for passage in passages:
             tokens = passage.tokens.tolist()
-            whole = self._asked(tokens, self.most) if self._way.of_prompts else []
-            if self._way.of_prompts and len(whole) < len(tokens):
-                raise OptiGPUError(
-                    f"The server told the log-probabilities of {len(whole)} tokens of a prompt of {len(tokens)}."
-                )
+            whole = self._whole(tokens) if self.way.of_prompts else []
             for place in range(passage.first, len(tokens)):
-                target = tokens[place]
-                found = whole[place] if whole else self._following(tokens[:place], self.most)
-                told = self._told(position, target, found)
-                if targets and self._way.unlimited and target not in told.tokens:
-                    told = self._told(position, target, self._following(tokens[:place], self._words.size))
+                target, before = tokens[place], tokens[:place]
+                told = self._told(position, target, whole[place] if whole else self._next(before, self.most))
+                if targets and self.way.unlimited and target not in told.tokens:
+                    told = self._told(position, target, self._next(before, self.words.size))
                 yield told
                 position += 1
 
-    def _following(self, prompt: Sequence[int], most: int) -> Tokens:
-        found = self._asked(prompt, most)
+    def _whole(self, prompt: Sequence[int]) -> list[Tokens]:
+        found = self.tokens(prompt, self.most)
+        if len(found) < len(prompt):
+            raise OptiGPUError(
+                f"The server told the log-probabilities of {len(found)} tokens of a prompt of {len(prompt)}."
+            )
+        return found
+
+    def _next(self, prompt: Sequence[int], most: int) -> Tokens:
+        found = self.tokens(prompt, most)
         if not found:
             raise OptiGPUError(
                 f"The server told no log-probabilities after a prompt of {len(prompt)} tokens."
             )
         return found[0]
-
-    def _asked(self, prompt: Sequence[int], most: int) -> list[Tokens]:
-        return asked(self._ask, self._words, self._way, prompt, most)
 
     def _told(self, position: int, target: int, tokens: Tokens) -> Told:
         logs: dict[int, float] = {}
@@ -261,7 +261,7 @@ class EndpointTelling:
             log = token.logprob
             if log is None or not log > LEAST_LOG:
                 continue
-            number = self._words.id_of(token)
+            number = self.words.id_of(token)
             if log > most_likely:
                 first, most_likely = number, log
             if number is not None:
@@ -269,33 +269,21 @@ class EndpointTelling:
         return Told(position, target, np.array(list(logs), np.int64), np.array(list(logs.values())), first)
 
 
-def telling_of(
-    ask: Ask, words: Vocabulary, prompt: Sequence[int], ways: Sequence[Way] = WAYS
-) -> EndpointTelling:
+def telling_of(ask: Ask, words: Vocabulary, prompt: Sequence[int], ways: Sequence[Way] = WAYS) -> Telling:
     """How the server tells log-probabilities, found by asking for those of a short prompt in each way. Raises
     UnsupportedError where it tells none, with what it said, and where its tokens are others."""
     said = "It ignores what asks for them."
     for way, most in product(ways, MOST):
+        asking = Asking(ask, words, way, most)
         try:
-            found = asked(ask, words, way, prompt, most)
+            found = asking.tokens(prompt, most)
         except StreamError as error:
             said = str(error)
             continue
-        told = [token for tokens in found for token in tokens if token.logprob is not None]
-        if told:
-            return EndpointTelling(most, words.compared(told), ask, way, words)
+        if told := [token for tokens in found for token in tokens if token.logprob is not None]:
+            return Telling(way.label, most, words.compared(told), asking.told)
     names = "; ".join(way.label for way in ways)
     raise UnsupportedError(
         f"The server returns no log-probabilities after given tokens, so its quality is not known (asked for {names}). "
         f"{said}"
     )
-
-
-def asked(ask: Ask, words: Vocabulary, way: Way, prompt: Sequence[int], most: int) -> list[Tokens]:
-    """What the server tells, by position; empty where the answer has no log-probabilities."""
-    turn = {"role": "user", "content": words.text_of(prompt)} if way.chat else None
-    given = {"messages": [turn]} if turn else {"prompt": list(prompt)}
-    try:
-        return way.read(_Answer.model_validate_json(ask(way, {**way.fields(most), **given})))
-    except ValidationError:
-        return []

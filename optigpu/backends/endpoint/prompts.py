@@ -132,6 +132,8 @@ async def spoken(server: Server, prompt: Sequence[int], spelling: Spelling | Non
     for dialect in DIALECTS:
         if not dialect.ids and spelling is None:
             break
+        if dialect.ids and server.chat:
+            continue
         asked = replace(server, options=dialect.options, spelling=None if dialect.ids else spelling)
         async with Completions(asked) as completions:
             found = await completions.stream(prompt, NEW_TOKENS)

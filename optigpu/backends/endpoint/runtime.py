@@ -23,7 +23,6 @@ from optigpu.backends.endpoint.logprobs import (
     CHAT,
     WAYS,
     Ask,
-    EndpointTelling,
     Vocabulary,
     Way,
     telling_of,
@@ -36,6 +35,7 @@ from optigpu.documents.endpoints import Endpoint, parse_endpoint
 from optigpu.documents.facts import ModelFacts, WeightFacts
 from optigpu.http_clients import direct_http_client, trusted_for
 from optigpu.models.described import decoder_facts
+from optigpu.quality.told import Telling
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
@@ -113,7 +113,7 @@ def prepared(order: Order, progress: Callable[[str], None]) -> "EndpointRuntime"
     runtime.notes.record(
         decode_loop="server",
         versions={said.software or "server": said.version} if said.version else {},
-        server=said.model_dump(mode="json") | {"asked_in": dialect.label},
+        server=said.model_dump(mode="json") | {"asked_in": "chat; " * server.chat + dialect.label},
         prompts="each prompt's first token is another one in each request, so that no server answers from a cache of "
         "prompts",
     )
@@ -122,8 +122,9 @@ def prepared(order: Order, progress: Callable[[str], None]) -> "EndpointRuntime"
 
 async def _server(endpoint: Endpoint, answer_s: float) -> tuple[ServerAbout, Server]:
     async with _pages(endpoint) as http:
-        said = await about(http, endpoint.url, endpoint.origin)
-    return said, Server(endpoint.url, _served_model(endpoint, said), key_of(endpoint), time_limit_s=answer_s)
+        said = await about(http, endpoint.api, endpoint.origin)
+    model, key = _served_model(endpoint, said), key_of(endpoint)
+    return said, Server(endpoint.url, model, key, time_limit_s=answer_s, chat=endpoint.is_chat)
 
 
 def _served_model(endpoint: Endpoint, said: ServerAbout) -> str:
@@ -165,7 +166,7 @@ class EndpointRuntime(DecodingEngine):
         self._completions = self.streams()
         self._requests = 0
         self._words, self._answer_s = words, order.answer_s
-        self._tellings: dict[tuple[str | None, bool], EndpointTelling] = {}
+        self._tellings: dict[tuple[str | None, bool], Telling] = {}
         self._others: list[Completions] = []
 
     @property
@@ -200,7 +201,7 @@ class EndpointRuntime(DecodingEngine):
         tokens = [each.ids or (UNTOLD,) * new_tokens for each in batch]
         return Generation(np.array(tokens, np.int64), gaps_of(batch))
 
-    def telling(self, reference: str | None = None, *, by_chat: bool = False) -> EndpointTelling:
+    def telling(self, reference: str | None = None, *, by_chat: bool = False) -> Telling:
         """Asks the first time only."""
         found = self._tellings.get((reference, by_chat))
         if found is None:
@@ -223,7 +224,7 @@ class EndpointRuntime(DecodingEngine):
 
     def _asking(self, endpoint: Endpoint, completions: Completions) -> Ask:
         def ask(way: Way, body: Mapping[str, object]) -> bytes:
-            address = (endpoint.origin if way.at_origin else endpoint.url) + way.path
+            address = (endpoint.origin if way.at_origin else endpoint.api) + way.path
             return self._runner.run(completions.answer(address, body))
 
         return ask

@@ -200,7 +200,7 @@ def failed_queries(evidence: Sequence[Evidence]) -> str | None:
     runs = [run for run in _runs(evidence) if run.failed]
     if not runs:
         return None
-    count, of = sum(run.failed for run in runs), sum(len(run.sent_s) for run in _runs(evidence))
+    count, of = sum(run.failed for run in runs), sum(run.queries for run in _runs(evidence))
     return f"{count} of {of} requests failed: {runs[0].error}"
 
 
