@@ -180,7 +180,7 @@ class ToldFacts(Frozen):
     kld_low: float  # bound of kld_mean from below, which holds without an assumption, in nats
     kld_high: float  # from above: kld_mean itself, where it was compared with fp32
     top1_agreement: float
-    ratio: float  # the most by which a probability is taken to be below the reference's where it was not told
+    assumed: float  # the most by which log-probabilities are taken to be below the reference's on average in the rest
     left_out: int  # positions whose most likely token the server does not identify
     untold_targets: int  # tokens of the text whose own log-probability was not told
     vocabulary: str  # whether its tokens are those of the job's model

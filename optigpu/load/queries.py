@@ -6,7 +6,6 @@ Source: Reddi et al., MLPerf Inference Benchmark, 2019, arXiv:1911.02549. `close
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated
 
 import numpy as np
@@ -89,19 +88,15 @@ class GuideLLMLine(Frozen):
         return Query(number, 0.0, self.prompt_tokens_count, self.output_tokens_count)
 
 
-_LINES: Mapping[str, type[MooncakeLine | GuideLLMLine]] = MappingProxyType(
-    {"timestamp": MooncakeLine, "prompt_tokens_count": GuideLLMLine}
-)
-"""By a field that only they have."""
-
-
 def _kind_of(line: object) -> type[TraceLine | MooncakeLine | GuideLLMLine]:
     fields = line if isinstance(line, Mapping) else {}
     if "conversations" in fields:
         raise SpecError(
             "it holds texts, as ShareGPT's does; give the lengths in tokens of prompt and answer."
         )
-    return next((kind for name, kind in _LINES.items() if name in fields), TraceLine)
+    if "timestamp" in fields:
+        return MooncakeLine
+    return GuideLLMLine if "prompt_tokens_count" in fields else TraceLine
 
 
 def read_trace(text: str) -> tuple[Query, ...]:

@@ -6,7 +6,7 @@ sequences, with no cache and no step of a variant. Of a workload that trains the
 """
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,7 @@ from optigpu.quality.reference import (
     write_reference,
 )
 from optigpu.quality.text import HELLASWAG, SELF_WRITTEN, Source, read_source
-from optigpu.quality.told import Bounded, Telling, Told, expected_by_told
+from optigpu.quality.told import Bounded, Telling, expected_by_told
 from optigpu.quality.training import DrawOf, LossSetting, compare_losses, window_means, write_loss_reference
 from optigpu.vocabulary import OptiGPUError, Task, UnsupportedError, canonical_json
 from optigpu.workloads.base import DecodeShape, LoadRequest, Workload
@@ -284,9 +284,9 @@ def _compared(context: MeterContext) -> Reading:
     made = predictions(reference.passages, batch, score)
     left_s = context.quality.most_seconds - (time.monotonic() - began)
     agreement, likelihoods = reference.judge(made if setting.text == HELLASWAG else within(made, left_s))
-    found = divergence_figures(agreement, _units(reference))
+    found = divergence_figures(agreement, _units(reference)) | _of_text(reference, likelihoods, source)
     how = _text_quality(reference.manifest, likelihoods, len(agreement), batch=batch, checked=checked)
-    return _reading(reference, likelihoods, source, found, how)
+    return Reading(found.values, found.reasons, MeterFacts(quality=how.model_copy(update=_about(found))))
 
 
 def _compared_told(context: MeterContext, runtime: TellingRuntime, source: Source | None) -> Reading:
@@ -298,10 +298,10 @@ def _compared_told(context: MeterContext, runtime: TellingRuntime, source: Sourc
     made = telling.told(reference.passages, setting.text != SELF_WRITTEN)
     left_s = context.quality.most_seconds - (time.monotonic() - began)
     bounded, likelihoods = reference.judge_told(made if setting.text == HELLASWAG else within(made, left_s))
-    found = told_figures(bounded, _units(reference))
+    found = told_figures(bounded, _units(reference)) | _of_text(reference, likelihoods, source)
     told = _told_facts(telling, bounded, likelihoods)
     how = _text_quality(reference.manifest, likelihoods, len(bounded.low), told=told)
-    return _reading(reference, likelihoods, source, found, how)
+    return Reading(found.values, found.reasons, MeterFacts(quality=how.model_copy(update=_about(found))))
 
 
 def _compared_servers(context: MeterContext, runtime: TellingRuntime, source: Source | None) -> Reading:
@@ -312,7 +312,8 @@ def _compared_servers(context: MeterContext, runtime: TellingRuntime, source: So
     passages, cut = _passages(setting, runtime, source)
     theirs, ours = _tellings(runtime, name)
     bounded, likelihoods = Bounded(), np.full(sum(passage.positions for passage in passages), np.nan)
-    for expected, each in within(_side_by_side(theirs, ours, passages), context.quality.most_seconds):
+    pairs = (pair for pair in zip(theirs.told(passages, False), ours.told(passages, False), strict=True))
+    for expected, each in within(pairs, context.quality.most_seconds):
         bounded.add(*expected_by_told(expected, each))
         likelihoods[each.position] = each.log_likelihood
     told = _told_facts(ours, bounded, likelihoods).model_copy(update={"reference": name})
@@ -333,12 +334,6 @@ def _tellings(runtime: TellingRuntime, reference: str) -> tuple[Telling, Telling
         return runtime.telling(reference, by_chat=True), runtime.telling(by_chat=True)
 
 
-def _side_by_side(
-    theirs: Telling, ours: Telling, passages: Sequence[Passage]
-) -> Generator[tuple[Told, Told], None, None]:
-    yield from zip(*(each.told(passages, False) for each in (theirs, ours)), strict=True)
-
-
 def _told_facts(telling: Telling, bounded: Bounded, likelihoods: NDArray[np.float64]) -> ToldFacts:
     return ToldFacts(
         asked_in=telling.label,
@@ -347,7 +342,7 @@ def _told_facts(telling: Telling, bounded: Bounded, likelihoods: NDArray[np.floa
         kld_low=bounded.low.metrics()["kld_mean"],
         kld_high=bounded.high.metrics()["kld_mean"],
         top1_agreement=bounded.low.metrics()["top1_agreement"],
-        ratio=bounded.ratio,
+        assumed=bounded.assumed,
         left_out=bounded.left_out,
         untold_targets=int(np.isinf(likelihoods).sum()),
         vocabulary=telling.vocabulary,
@@ -358,19 +353,6 @@ def _units(reference: Reference) -> NDArray[np.int64]:
     """What each position belongs to: its window, or its item of a multiple-choice test."""
     of_items = reference.manifest.setting.text == HELLASWAG
     return windows_of(reference.passages) // (ENDINGS if of_items else 1)
-
-
-def _reading(
-    reference: Reference,
-    likelihoods: NDArray[np.float64],
-    source: Source | None,
-    found: Figures,
-    how: TextQuality,
-) -> Reading:
-    """The divergence that was `found`, with the figures of a text."""
-    of_text = _perplexity(reference, likelihoods, _units(reference))
-    found |= of_text | _accuracy(reference, likelihoods, source)
-    return Reading(found.values, found.reasons, MeterFacts(quality=how.model_copy(update=_about(found))))
 
 
 def _text_quality(
@@ -539,14 +521,20 @@ def _encoded(setting: Setting, runtime: EncodingRuntime, text: str) -> list[int]
     return ids
 
 
+def _of_text(reference: Reference, likelihoods: NDArray[np.float64], source: Source | None) -> Figures:
+    perplexities = _perplexity(reference, likelihoods, _units(reference))
+    return perplexities | _accuracy(reference, likelihoods, source)
+
+
 def _perplexity(reference: Reference, likelihoods: NDArray[np.float64], units: NDArray[np.int64]) -> Figures:
     text = reference.manifest.setting.text
     if text in (SELF_WRITTEN, HELLASWAG):
         why = f"The text is {text}, which has no perplexity; ask for quality.text wikitext-2 or file:NAME."
         return Figures(reasons=dict.fromkeys(_PERPLEXITY, why))
+    if np.isinf(likelihoods).any():
+        return Figures(reasons=dict.fromkeys(_PERPLEXITY, _untold(likelihoods)))
     known = ~np.isnan(likelihoods)
     try:
-        _require_told(likelihoods)
         return perplexity_figures(likelihoods[known], reference.likelihoods[known], units[known])
     except OptiGPUError as error:
         return Figures(reasons=dict.fromkeys(_PERPLEXITY, str(error)))
@@ -557,20 +545,16 @@ def _accuracy(reference: Reference, likelihoods: NDArray[np.float64], source: So
     if source is None or setting.text != HELLASWAG:
         why = f"The text is {setting.text}, no multiple-choice test; ask for quality.text hellaswag."
         return Figures(reasons=dict.fromkeys(_ACCURACY, why))
-    try:
-        _require_told(likelihoods)
-    except OptiGPUError as error:
-        return Figures(reasons=dict.fromkeys(_ACCURACY, str(error)))
+    if np.isinf(likelihoods).any():
+        return Figures(reasons=dict.fromkeys(_ACCURACY, _untold(likelihoods)))
     items = read_items(source.content)[: setting.items]
     starts = np.cumsum([0, *(passage.positions for passage in reference.passages)])[:-1]
     found, expected = (np.add.reduceat(each, starts) for each in (likelihoods, reference.likelihoods))
     return accuracy_figures(items, found, expected)
 
 
-def _require_told(likelihoods: NDArray[np.float64]) -> None:
-    untold = int(np.isinf(likelihoods).sum())
-    if untold:
-        raise OptiGPUError(
-            f"The server did not tell the log-probability of {untold} of the text's {len(likelihoods)} tokens; ask one "
-            "that tells those of a prompt, or let it tell more of them at each position."
-        )
+def _untold(likelihoods: NDArray[np.float64]) -> str:
+    return (
+        f"The server did not tell the log-probability of {np.isinf(likelihoods).sum()} of the text's "
+        f"{len(likelihoods)} tokens; ask one that tells those of a prompt, or let it tell more at each position."
+    )

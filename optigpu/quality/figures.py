@@ -27,7 +27,6 @@ Array = NDArray[np.float64]
 Units = NDArray[np.int64]
 """The number from 0 of the window (image, item) that each observation belongs to."""
 
-_BOUNDED = ("kld_mean", "kld_p99")
 SHARES = ("top1_agreement", "accuracy")
 NO_TAIL_INTERVAL = "A 99th percentile has no interval: a few positions decide it."
 
@@ -83,12 +82,8 @@ def told_figures(bounded: Bounded, units: Units) -> Figures:
     """The same of what a server tells: the divergences are the bounds from above, and the interval of their mean
     reaches down to that of the bounds from below."""
     low, high = (divergence_figures(each, units) for each in (bounded.low, bounded.high))
-    bounds = {
-        name: (low.intervals[name][0], reaches[1])
-        for name, reaches in high.intervals.items()
-        if name in low.intervals
-    }
-    without = {name: values for name, values in high.without.items() if name not in _BOUNDED}
+    bounds = {name: (low.intervals.get(name, (0.0,))[0], reach[1]) for name, reach in high.intervals.items()}
+    without = {name: values for name, values in high.without.items() if name in SHARES}
     return replace(high, intervals=bounds, without=without)
 
 

@@ -11,17 +11,17 @@ inequality here: Cover and Thomas, Elements of Information Theory, 2006, theorem
 It is reached where Q divides q among the rest as P divides p: nothing better is known without an assumption.
 
 Above. What the rest adds is the sum of P_j log(P_j / Q_j) over the tokens outside of S. It has no bound: as one Q_j
-goes to 0 it grows without end, and that Q_j is at most the smallest probability that was returned bounds it on the
-other side only. With the assumption that log(P_j / Q_j) is, on average over the rest by P, at most log R,
+goes to 0 it grows without end, and that Q_j is at most the smallest probability m that was returned bounds it on the
+other side only. With the assumption that the mean of log(P_j / Q_j) over the rest, weighted by P, is at most L,
 
-    D(P||Q) <= sum over S of P_i log(P_i / Q_i) + p log R.
+    D(P||Q) <= sum over S of P_i log(P_i / Q_i) + p L.
 
-R is the largest ratio that is known over all positions: P_i / Q_i of a returned token; p / q, which some token of the
-rest reaches; and P_j / m of a token that was not returned, where m is the smallest probability that was. Where all
-tokens are returned p is 0, nothing is assumed, and both bounds are the divergence.
+L is the largest of what is known of such means at any position: that over the less likely half of the returned tokens;
+log(p / q), which the mean over the rest is not below (the same inequality); and the mean of log(P_j / m), which it is
+not below either. Where all tokens are returned p is 0, nothing is assumed, and both bounds are the divergence.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -68,8 +68,9 @@ class Telling:
 
 
 class Expected(NamedTuple):
-    """The reference at such a position: log-probabilities `logs` [k] of the tokens that were told, the probability of
-    all others together, `rest`, and of the largest of them, `outside`; and the most likely token."""
+    """The reference at such a position: log-probabilities `logs` [k] of the tokens that were told; the probability of
+    all others together, `rest`, and the mean of their log-probabilities weighted by it, `outside`, minus infinity where
+    it is not known; and the most likely token."""
 
     logs: Array
     rest: float
@@ -80,61 +81,58 @@ class Expected(NamedTuple):
 def expected_by_logits(logits: Logits, told: Told) -> Expected:
     """From the reference's `logits` [vocabulary]. Raises OptiGPUError for NaN or infinity."""
     logs = log_probabilities(logits)
-    others = np.exp(logs)
-    others[told.tokens] = 0.0
-    return Expected(logs[told.tokens], float(others.sum()), float(others.max()), int(logs.argmax()))
+    others = np.delete(logs, told.tokens)
+    rest = float(np.exp(others).sum())
+    outside = float((np.exp(others) * others).sum()) / rest if rest > 0 else -np.inf
+    return Expected(logs[told.tokens], rest, outside, int(logs.argmax()))
 
 
 def expected_by_told(theirs: Told, told: Told) -> tuple[Expected, Told]:
     """From what another server told at the same position: with the tokens that both told."""
     _, mine, its = np.intersect1d(told.tokens, theirs.tokens, return_indices=True)
-    outside = np.delete(np.exp(theirs.logs), its)
     rest = max(1.0 - float(np.exp(theirs.logs[its]).sum()), 0.0)
     both = told._replace(tokens=told.tokens[mine], logs=told.logs[mine])
-    return Expected(theirs.logs[its], rest, float(outside.max(initial=0.0)), theirs.first), both
+    return Expected(theirs.logs[its], rest, -np.inf, theirs.first), both
 
 
 @dataclass
 class Bounded:
-    """Both bounds of the divergence, and agreement, over positions in the order in which they were added."""
+    """Both bounds of the divergence, and agreement, over positions in the order in which they were added. `assumed` is
+    L; positions whose most likely token is not known are `left_out`."""
 
     low: Agreement = field(default_factory=Agreement)
-    ratio: float = 1.0
+    assumed: float = 0.0
     left_out: int = 0
-    _parts: list[float] = field(default_factory=list)
-    _rests: list[float] = field(default_factory=list)
+    _parts: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, expected: Expected, told: Told) -> None:
-        """Adds a position; one whose most likely token is not known counts as left out."""
+        """Adds a position."""
         if told.first is None or expected.first is None or not len(told.tokens):
             self.left_out += 1
             return
-        weights, found = np.exp(expected.logs), np.exp(told.logs)
-        part, rest = float((weights * (expected.logs - told.logs)).sum()), expected.rest
-        others = max(1.0 - float(found.sum()), 0.0) + ROUNDING
-        bucket = rest * float(np.log(rest / others)) if rest > 0 else 0.0
-        # A target that was told although it is unlikely says nothing of the others.
-        told_first = found[told.tokens != told.target] if len(found) > 1 else found
-        known = float(np.exp((expected.logs - told.logs).max()))
-        self.ratio = max(self.ratio, known, rest / others, expected.outside / float(told_first.min()))
-        self.low.append(max(part + bucket, 0.0), told.first == expected.first, told.position)
-        self._parts.append(part)
-        self._rests.append(rest)
+        weights, rest = np.exp(expected.logs), expected.rest
+        parts = weights * (expected.logs - told.logs)
+        others = max(1.0 - float(np.exp(told.logs).sum()), 0.0) + ROUNDING
+        bucket = float(np.log(rest / others)) if rest > 0 else 0.0
+        # The target is told even where it is unlikely, and then bounds no other token.
+        least = float(told.logs[told.tokens != told.target].min(initial=0.0))
+        half = told.logs <= np.median(told.logs)
+        tail = float(parts[half].sum() / weights[half].sum())
+        part = float(parts.sum())
+        self.assumed = max(self.assumed, tail, bucket, expected.outside - least)
+        self.low.append(max(part + rest * bucket, 0.0), told.first == expected.first, told.position)
+        self._parts.append((part, rest))
 
     @property
     def high(self) -> Agreement:
         """The same positions with the bound from above."""
-        found = Agreement()
-        for low, part, rest, agrees, position in self._rows():
-            found.append(max(part + rest * float(np.log(self.ratio)), low), agrees, position)
+        found, low = Agreement(), self.low
+        columns = (low.divergences.tolist(), low.agreeing.tolist(), low.positions.tolist(), self._parts)
+        for least, agrees, position, (part, rest) in zip(*columns, strict=True):
+            found.append(max(part + rest * self.assumed, least), agrees, position)
         return found
 
     @property
     def rest(self) -> float:
         """The mean probability that the reference gives to tokens that were not told."""
-        return float(np.mean(self._rests)) if self._rests else 0.0
-
-    def _rows(self) -> Iterator[tuple[float, float, float, bool, int]]:
-        low = self.low
-        columns = (low.divergences, self._parts, self._rests, low.agreeing, low.positions)
-        return zip(*(np.asarray(column).tolist() for column in columns), strict=True)
+        return float(np.mean([rest for _, rest in self._parts] or 0.0))

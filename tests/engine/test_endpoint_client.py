@@ -123,7 +123,7 @@ REASONS: dict[Behave, str] = {
     counting_nothing: "The server gave no usage figures, so its tokens cannot be counted; use one that knows "
     "stream_options.include_usage.",
     garbage: 'The server sent \'{"choices": [{"text":\', which is not a chunk of a completion.',
-    going_on: "The server went on after 75 chunks of text for 5 tokens.",
+    going_on: "The server went on after 75 chunks of text received for 5 tokens.",
     with_a_line_without_end: "The server's answer is longer than any completion; it was cut off.",
 }
 

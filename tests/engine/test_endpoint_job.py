@@ -22,6 +22,9 @@ from optigpu.hardware import probe
 from optigpu.measure import Report
 from optigpu.models.loading.load import load_model
 from optigpu.models.reference import BUNDLED, parse_reference
+from optigpu.quality.divergence import log_likelihood
+from optigpu.quality.passages import Passage
+from optigpu.quality.told import Bounded, expected_by_logits
 from optigpu.vocabulary import DeviceKind, UnsupportedError, VariantStatus
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.serve import Serve
@@ -169,7 +172,7 @@ def test_what_a_server_does_not_tell_is_null_with_the_reason(report: Report) -> 
     for metric in ("kld_mean", "weight_bytes", "host_peak_bytes", "peak_bytes", "mbu"):
         assert good.metrics[metric].value is None
         assert good.metrics[metric].reason
-    assert "gives no logits" in str(good.metrics["kld_mean"].reason)
+    assert "returns no log-probabilities" in str(good.metrics["kld_mean"].reason)
     assert good.provenance is not None
     assert good.provenance.weight_hash is None
     assert "server holds the weights" in good.provenance.reasons["weight_hash"]
@@ -285,6 +288,26 @@ def test_a_load_is_served(started: Started, scenario: str) -> None:
     else:
         with pytest.raises(UnsupportedError, match="does not tell which tokens"):
             request.alone_agreement(48)
+
+
+@pytest.mark.timeout(1800)
+def test_log_probabilities_are_those_of_the_model(started: Started) -> None:
+    """In fp32, so that both bounds of the divergence are rounding alone; in a chat it answers instead."""
+    if started.asked_in.startswith("text"):
+        with pytest.raises(UnsupportedError, match="returns no log-probabilities"):
+            started.runtime.telling()
+        return
+    passage = Passage(prompts(1)[0], 4)
+    model = load_model(parse_reference(TINY), device="cpu", dtype="float32")
+    logits = model(torch.tensor([passage.tokens])).logits[0].detach().numpy()  # type: ignore[operator]
+    bounded = Bounded()
+    for told in started.runtime.telling().told([passage], True):
+        row = logits[passage.first - 1 + told.position]
+        bounded.add(expected_by_logits(row, told), told)
+        assert abs(told.log_likelihood - log_likelihood(row, told.target)) < 1e-3
+    assert bounded.low.metrics()["top1_agreement"] == 1
+    assert bounded.high.metrics()["kld_mean"] < 1e-3
+    assert len(list(started.runtime.telling(by_chat=True).told([passage], False))) == passage.positions
 
 
 async def streams(runtime: EndpointRuntime, rows: list[list[int]]) -> list[Streamed]:

@@ -23,8 +23,6 @@ from optigpu.vocabulary import Frozen, OptiGPUError
 STREAM, JSON = "text/event-stream", "application/json"
 MOST_BYTES = 256 * 2**20
 """Of one answer."""
-CHUNKS_TOO_MANY = 64
-"""Beyond twice the tokens that were asked for: the server does not stop."""
 MOST_LINE_BYTES = 4 * 2**20
 MOST_REFUSAL_BYTES = 4096
 """So much of a refusal is read."""
@@ -210,10 +208,8 @@ class Watched:
         self._ids = None if self._ids is None or choice.token_ids is None else self._ids + choice.token_ids
         if text:
             self._shown_s.append(now)
-            if len(self._shown_s) > CHUNKS_TOO_MANY + 2 * self._asked:
-                raise StreamError(
-                    f"The server went on after {len(self._shown_s)} chunks of text for {self._asked} tokens."
-                )
+            if len(self._shown_s) > 2 * self._asked + 64:  # it does not stop
+                raise StreamError(f"The server went on after {self.received} for {self._asked} tokens.")
         if text or not ends:
             self._times_s.append(now)
         else:

@@ -14,6 +14,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 from tokenizers import Tokenizer
 
 from optigpu.backends.endpoint.client import StreamError
+from optigpu.documents.endpoints import Endpoint
 from optigpu.quality.passages import Passage
 from optigpu.quality.told import LEAST_LOG, Telling, Told
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
@@ -90,17 +91,21 @@ def _of_next(answer: _Answer) -> list[Tokens]:
 
 @dataclass(frozen=True)
 class Way:
-    """One interface: its path, under the server's origin if `at_origin`; the fields that ask for `most` tokens; how the
-    answer is read. With `of_prompts` one answer has all positions. `unlimited` takes any number; a `chat`, text."""
+    """One interface: the fields that ask for so many tokens, and how the answer is read. With `of_prompts` one answer
+    has all positions. That `of_llama_server` takes any number, and a `chat` takes text."""
 
     label: str
     fields: Callable[[int], Mapping[str, object]]
     read: Callable[[_Answer], list[Tokens]]
-    path: str = "/completions"
-    at_origin: bool = False
     of_prompts: bool = False
-    unlimited: bool = False
+    of_llama_server: bool = False
     chat: bool = False
+
+    def address(self, endpoint: Endpoint) -> str:
+        """Where a server has it."""
+        if self.of_llama_server:
+            return f"{endpoint.origin}/completion"
+        return f"{endpoint.api}{'/chat' * self.chat}/completions"
 
 
 _ONE: dict[str, object] = {"max_tokens": 1, "temperature": 0}
@@ -116,19 +121,13 @@ WAYS = (
         "n_probs",
         lambda most: {"n_predict": 1, "n_probs": most, "cache_prompt": True, "post_sampling_probs": False},
         lambda answer: _next(answer.completion_probabilities),
-        path="/completion",
-        at_origin=True,
-        unlimited=True,
+        of_llama_server=True,
     ),
     Way("logprobs", lambda most: _ONE | {"logprobs": most, "return_tokens_as_token_ids": True}, _of_next),
 )
 """vLLM's, that of OpenAI's older completions, llama-server's, and that of completions without an echo."""
 CHAT = Way(
-    "chat, top_logprobs",
-    lambda most: _ONE | {"logprobs": True, "top_logprobs": most},
-    _of_next,
-    path="/chat/completions",
-    chat=True,
+    "chat, top_logprobs", lambda most: _ONE | {"logprobs": True, "top_logprobs": most}, _of_next, chat=True
 )
 """A server writes the turns of a chat in words of its own, so that only two servers can be compared by it."""
 Ask = Callable[[Way, Mapping[str, object]], bytes]
@@ -153,17 +152,9 @@ class Vocabulary:
         found = self._tokenizer.decode_batch(pairs, skip_special_tokens=False)
         return [text[skipped:] for text in found]
 
-    def text_of(self, ids: Sequence[int]) -> str:
-        """Of a sequence. Raises UnsupportedError without a tokenizer."""
-        return self._required().decode(list(ids), skip_special_tokens=False)
-
-    def ids_of(self, text: str, *, special: bool = False) -> list[int]:
-        """Of a text, with the special tokens that come with every text where asked for. Raises UnsupportedError
-        without a tokenizer."""
-        ids: list[int] = self._required().encode(text, add_special_tokens=special).ids
-        return ids
-
-    def _required(self) -> Tokenizer:
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises UnsupportedError without one."""
         if self._tokenizer is None:
             raise UnsupportedError(
                 "There is no tokenizer of the model on this machine; copy its tokenizer.json into the model's folder."
@@ -190,7 +181,7 @@ class Vocabulary:
         """How tokens that were returned are those of this vocabulary. Raises UnsupportedError where they are not."""
         if not self.texts:
             if any(self.id_of(each) is None for each in tokens):
-                self._required()
+                _ = self.tokenizer
             return "not compared: there is no tokenizer of the model on this machine"
         texts = [(self.id_of(each), each.text.strip()) for each in tokens if each.text]
         # Without those that are blank, or a part of a character.
@@ -213,11 +204,11 @@ class Asking:
     way: Way
     most: int
 
-    def tokens(self, prompt: Sequence[int], most: int) -> list[Tokens]:
+    def tokens(self, prompt: list[int], most: int) -> list[Tokens]:
         """By position; empty where the answer has no log-probabilities."""
-        given: dict[str, object] = {"prompt": list(prompt)}
+        given: dict[str, object] = {"prompt": prompt}
         if self.way.chat:
-            given = {"messages": [{"role": "user", "content": self.words.text_of(prompt)}]}
+            given = {"messages": [{"role": "user", "content": self.words.tokenizer.decode(prompt)}]}
         answer = self.ask(self.way, {**self.way.fields(most), **given})
         try:
             return self.way.read(_Answer.model_validate_json(answer))
@@ -229,30 +220,24 @@ class Asking:
         position = 0
         for passage in passages:
             tokens = passage.tokens.tolist()
-            whole = self._whole(tokens) if self.way.of_prompts else []
+            whole = self._known(tokens, self.most, len(tokens)) if self.way.of_prompts else []
             for place in range(passage.first, len(tokens)):
                 target, before = tokens[place], tokens[:place]
-                told = self._told(position, target, whole[place] if whole else self._next(before, self.most))
-                if targets and self.way.unlimited and target not in told.tokens:
-                    told = self._told(position, target, self._next(before, self.words.size))
+                found = whole[place] if whole else self._known(before, self.most)[0]
+                told = self._told(position, target, found)
+                if targets and self.way.of_llama_server and target not in told.tokens:
+                    told = self._told(position, target, self._known(before, self.words.size)[0])
                 yield told
                 position += 1
 
-    def _whole(self, prompt: Sequence[int]) -> list[Tokens]:
-        found = self.tokens(prompt, self.most)
-        if len(found) < len(prompt):
+    def _known(self, prompt: list[int], most: int, places: int = 1) -> list[Tokens]:
+        found = self.tokens(prompt, most)
+        if len(found) < places:
             raise OptiGPUError(
-                f"The server told the log-probabilities of {len(found)} tokens of a prompt of {len(prompt)}."
+                f"The server told log-probabilities of {len(found)} positions instead of {places}, for a prompt of "
+                f"{len(prompt)} tokens."
             )
         return found
-
-    def _next(self, prompt: Sequence[int], most: int) -> Tokens:
-        found = self.tokens(prompt, most)
-        if not found:
-            raise OptiGPUError(
-                f"The server told no log-probabilities after a prompt of {len(prompt)} tokens."
-            )
-        return found[0]
 
     def _told(self, position: int, target: int, tokens: Tokens) -> Told:
         logs: dict[int, float] = {}
@@ -269,7 +254,7 @@ class Asking:
         return Told(position, target, np.array(list(logs), np.int64), np.array(list(logs.values())), first)
 
 
-def telling_of(ask: Ask, words: Vocabulary, prompt: Sequence[int], ways: Sequence[Way] = WAYS) -> Telling:
+def telling_of(ask: Ask, words: Vocabulary, prompt: list[int], ways: Sequence[Way] = WAYS) -> Telling:
     """How the server tells log-probabilities, found by asking for those of a short prompt in each way. Raises
     UnsupportedError where it tells none, with what it said, and where its tokens are others."""
     said = "It ignores what asks for them."

@@ -224,19 +224,19 @@ class EndpointRuntime(DecodingEngine):
 
     def _asking(self, endpoint: Endpoint, completions: Completions) -> Ask:
         def ask(way: Way, body: Mapping[str, object]) -> bytes:
-            address = (endpoint.origin if way.at_origin else endpoint.api) + way.path
-            return self._runner.run(completions.answer(address, body))
+            return self._runner.run(completions.answer(way.address(endpoint), body))
 
         return ask
 
     def encode(self, text: str) -> list[int]:
         """By the model's tokenizer on this machine. Raises UnsupportedError without one."""
-        return self._words.ids_of(text)
+        ids: list[int] = self._words.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     def start_ids(self) -> list[int]:
         """What the tokenizer adds before a text."""
-        ids, plain = (self._words.ids_of("a", special=special) for special in (True, False))
-        return ids[: ids.index(plain[0])]
+        ids: list[int] = self._words.tokenizer.encode("a").ids
+        return ids[: ids.index(self.encode("a")[0])]
 
     def streams(self) -> Completions:
         """New connections for a load, closed with the context that they are."""
