@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from optigpu.quality.divergence import Agreement, Array, Logits, log_probabilities
 from optigpu.quality.passages import Passage
+from optigpu.vocabulary import OptiGPUError
 
 ROUNDING = 1e-6
 """Probabilities that were rounded to float32 add up to 1 but for less than this."""
@@ -106,13 +107,16 @@ class Bounded:
     _parts: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, expected: Expected, told: Told) -> None:
-        """Adds a position."""
+        """Adds a position. Raises OptiGPUError for what is no part of a distribution."""
         if told.first is None or expected.first is None or not len(told.tokens):
             self.left_out += 1
             return
         weights, rest = np.exp(expected.logs), expected.rest
         parts = weights * (expected.logs - told.logs)
-        others = max(1.0 - float(np.exp(told.logs).sum()), 0.0) + ROUNDING
+        total = float(np.exp(told.logs).sum())
+        if total > 1.0 + 1000 * ROUNDING:
+            raise OptiGPUError(f"Probabilities that the server told at one position add up to {total:.4f}.")
+        others = max(1.0 - total, 0.0) + ROUNDING
         bucket = float(np.log(rest / others)) if rest > 0 else 0.0
         # The target is told even where it is unlikely, and then bounds no other token.
         least = float(told.logs[told.tokens != told.target].min(initial=0.0))

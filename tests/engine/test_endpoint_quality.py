@@ -16,7 +16,7 @@ from optigpu.models.loading.load import load_model
 from optigpu.models.reference import parse_reference
 from tests.engine.caches import BUILDS, OPERATORS, PEAKS, own_folders
 from tests.engine.sessions import by_label, measured, quick_job, value
-from tests.servers.completions import serving, whole
+from tests.servers.completions import serving
 from tests.servers.telling import telling
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
@@ -78,8 +78,6 @@ def report(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         for name in WAYS:
             url = stack.enter_context(serving(telling(name, model.logits, model.write, MOST))).url
             beside.append({"backend": "endpoint", "endpoint": f"{url}#tiny", "label": name})
-        silent = stack.enter_context(serving(whole)).url
-        beside.append({"backend": "endpoint", "endpoint": f"{silent}#tiny", "label": "silent"})
         spec = quick_job(beside=beside, measure=MEASURE | {"quality": QUALITY})
         yield measured(spec, tmp_path_factory.mktemp("locks"))
 
@@ -102,13 +100,6 @@ def test_what_a_server_tells_bounds_the_divergence_of_the_same_model_here(report
     assert abs(value(served, "top1_agreement") - value(here, "top1_agreement")) <= 0.02
     np.testing.assert_allclose(value(served, "perplexity"), value(here, "perplexity"), rtol=0.01)
     assert "written as those of the job's model" in facts.vocabulary
-
-
-def test_a_server_that_tells_none_has_no_quality(report: Report) -> None:
-    silent = by_label(report)["silent"].metrics
-    for metric in ("kld_mean", "top1_agreement", "perplexity"):
-        assert silent[metric].value is None
-        assert "returns no log-probabilities" in str(silent[metric].reason)
 
 
 def test_two_servers_of_one_model_agree_and_it_is_no_distance_from_fp32(

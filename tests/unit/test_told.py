@@ -6,6 +6,7 @@ import pytest
 from optigpu.quality.divergence import divergence, log_probabilities
 from optigpu.quality.figures import told_figures
 from optigpu.quality.told import Bounded, Told, expected_by_logits
+from optigpu.vocabulary import OptiGPUError
 
 VOCABULARY, POSITIONS = 400, 60
 
@@ -63,6 +64,12 @@ def test_no_bound_from_above_holds_without_the_assumption() -> None:
     server = np.where(np.arange(VOCABULARY) == VOCABULARY - 1, -60.0, reference)
     assert divergence(reference, server) > 0.1
     assert bounded(reference, server, 10).high.divergences[0] < 0.01
+
+
+def test_what_is_no_distribution_is_refused() -> None:
+    told = Told(0, 0, np.array([0, 1]), np.log([0.9, 0.3]), 0)
+    with pytest.raises(OptiGPUError, match=r"add up to 1\.2000"):
+        Bounded().add(expected_by_logits(np.zeros(4), told), told)
 
 
 def test_all_tokens_give_the_divergence_itself() -> None:

@@ -206,23 +206,20 @@ class EndpointRuntime(DecodingEngine):
         found = self._tellings.get((reference, by_chat))
         if found is None:
             prompt = np.random.default_rng(self.seed).integers(self.facts.vocabulary, size=PROBED_TOKENS)
-            ask = (
-                self._asking(self._endpoint, self._completions)
-                if reference is None
-                else self._other(reference)
+            found = telling_of(
+                self._asking(reference), self._words, prompt.tolist(), (CHAT,) if by_chat else WAYS
             )
-            found = telling_of(ask, self._words, prompt.tolist(), (CHAT,) if by_chat else WAYS)
             self._tellings[reference, by_chat] = found
         return found
 
-    def _other(self, reference: str) -> Ask:
-        endpoint = parse_endpoint(reference)
-        require_allowed(endpoint)
-        _, server = self._runner.run(_server(endpoint, self._answer_s))
-        self._others.append(Completions(server))
-        return self._asking(endpoint, self._others[-1])
+    def _asking(self, reference: str | None) -> Ask:
+        endpoint, completions = self._endpoint, self._completions
+        if reference is not None:
+            endpoint = parse_endpoint(reference)
+            require_allowed(endpoint)
+            completions = Completions(self._runner.run(_server(endpoint, self._answer_s))[1])
+            self._others.append(completions)
 
-    def _asking(self, endpoint: Endpoint, completions: Completions) -> Ask:
         def ask(way: Way, body: Mapping[str, object]) -> bytes:
             return self._runner.run(completions.answer(way.address(endpoint), body))
 
