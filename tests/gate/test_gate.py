@@ -77,8 +77,8 @@ def prints(value: float, noise: float = 0.005) -> str:
     return f"{sys.executable} -S -c {shlex.quote(PRINT)} {value} {noise}"
 
 
-def of_commands(optigpu: Optigpu, base: str, head: str, *more: str) -> Ran:
-    return optigpu("gate", "--base-command", base, "--head-command", head, "--minutes", "0.2", *more)
+def of_commands(optigpu: Optigpu, base: str, head: str, *more: str, minutes: str = "1") -> Ran:
+    return optigpu("gate", "--base-command", base, "--head-command", head, "--minutes", minutes, *more)
 
 
 def gone(pid: int) -> bool:
@@ -125,7 +125,8 @@ def test_less_is_better_where_the_name_or_the_flag_says_so(optigpu: Optigpu) -> 
 
 
 def test_too_few_pairs_decide_nothing_and_say_how_to_go_on(optigpu: Optigpu) -> None:
-    ran = of_commands(optigpu, "sleep 1.2; echo 1 tokens/s", "sleep 1.2; echo 2 tokens/s", *RATE)
+    commands = ("sleep 1.2; echo 1 tokens/s", "sleep 1.2; echo 2 tokens/s")
+    ran = of_commands(optigpu, *commands, *RATE, minutes="0.2")
     assert ran.status == 2
     assert ran.out.startswith("### Gate: cannot say")
     assert "finding a loss needs at least 9: make the command shorter, or give --minutes" in ran.out
@@ -186,7 +187,7 @@ def test_two_commits_in_worktrees_of_their_own(optigpu: Optigpu, project: Path) 
     base = commit(project, "cat built", "slow")
     head = commit(project, "echo tokens/s: 90", "slower")
     (project / "speed").write_text("echo tokens/s: 1\n")
-    more = ("--command", "sh speed", *RATE, "--minutes", "0.2", "--repository", str(project))
+    more = ("--command", "sh speed", *RATE, "--minutes", "1", "--repository", str(project))
     ran = optigpu("gate", "--base", "HEAD~1", "--setup", "echo tokens/s: 100 > built", *more)
     assert ran.status == 1
     assert f"HEAD~1 {base[:10]} (slow)" in ran.out
@@ -239,7 +240,7 @@ def test_a_stopped_gate_leaves_no_worktree_and_no_process(project: Path) -> None
 def test_bisect_finds_the_commit_and_leaves_out_what_does_not_run(optigpu: Optigpu, project: Path) -> None:
     for number, value in enumerate((100, 100, 100, 100, 93, 93, 93)):
         commit(project, "exit 1" if number == 3 else f"echo {value} tokens/s", f"change {number}")
-    more = ("--command", "sh speed", *RATE, "--minutes", "0.2", "--repository", str(project))
+    more = ("--command", "sh speed", *RATE, "--minutes", "1", "--repository", str(project))
     ran = optigpu("bisect", "--good", "HEAD~6", *more)
     assert ran.status == 2
     assert "(change 3) is left out" in ran.err
