@@ -1,8 +1,8 @@
 """`python -m benchmarks.gate`: how often `optigpu gate` is wrong, and how often it finds what it says it finds.
 
-Simulated: pairs of runs on machines that are disturbed in eleven ways, with changes of 0, 2, 5 and 10% planted. `--real N`
-adds N gates of a real command against itself beside one busy core, and N / 10 of each planted change; `--bisect N`
-searches 32 commits for a planted 5%. Runs are added to those of the file of `--output`.
+Simulated: pairs of runs on machines that are disturbed in eleven ways, with changes of 0, 2, 5 and 10% planted.
+`--real N` adds N gates of a real command against itself beside one busy core, and N / 10 of each planted change;
+`--bisect N` searches 32 commits for a planted 5%. Runs are added to those of the file of `--output`.
 """
 
 import argparse
