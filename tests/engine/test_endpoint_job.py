@@ -299,7 +299,7 @@ def test_log_probabilities_are_those_of_the_model(started: Started) -> None:
         return
     passage = Passage(prompts(1)[0], 4)
     model = load_model(parse_reference(TINY), device="cpu", dtype="float32")
-    logits = model(torch.tensor([passage.tokens])).logits[0].detach().numpy()  # type: ignore[operator]
+    logits = model(torch.tensor([passage.tokens])).logits[0].detach().numpy()
     bounded = Bounded()
     for told in started.runtime.telling().told([passage], True):
         row = logits[passage.first - 1 + told.position]

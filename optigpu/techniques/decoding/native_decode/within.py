@@ -234,19 +234,21 @@ def _closest(
 ) -> Attempt:
     """The packed model of the fewest bytes within the limit, or that of the largest kinds, which diverges by about
     `least`: first by the prediction, then by what that was wrong by, then half way between too few bytes and enough."""
-    aim = max(0.0, AIM * limit - least)
+    aim = AIM * limit - least
+    if aim <= 0:
+        return packed(prediction.kinds(prediction.largest_bytes))
     too_few, enough = prediction.least_bytes, prediction.most_bytes
-    wanted = aim / UNTOLD
-    for number in range(ATTEMPTS):
-        if number < CORRECTED:
-            size, predicted = prediction.bytes_within(wanted)
-        else:
-            size = (too_few + enough) // 2
+    size, predicted = prediction.bytes_within(aim / UNTOLD)
+    for number in range(1, ATTEMPTS + 1):
         attempt = packed(prediction.kinds(size))
         is_within = attempt.divergence <= limit
         if is_within and (size == prediction.least_bytes or attempt.divergence >= SLACK * limit):
             return attempt
         too_few, enough = (too_few, size) if is_within else (size, enough)
-        wanted = predicted * aim / max(attempt.divergence - least, aim / MOST_RAISED)
+        if number < CORRECTED:
+            cost = max(attempt.divergence - least, aim / MOST_RAISED)
+            size, predicted = prediction.bytes_within(predicted * aim / cost)
+        else:
+            size = (too_few + enough) // 2
     found = packed(prediction.kinds(enough))
     return found if found.divergence <= limit else packed(prediction.kinds(prediction.largest_bytes))
