@@ -164,7 +164,7 @@ def test_the_forms_of_a_figure(output: str) -> None:
 def test_a_command_that_hangs_is_killed_with_its_children(optigpu: Optigpu, tmp_path: Path) -> None:
     child = tmp_path / "child"
     waits = f"sleep 600 & echo $! > {child}; echo waiting; wait"
-    ran = of_commands(optigpu, "echo 5 tokens/s", waits, *RATE)
+    ran = of_commands(optigpu, "echo 5 tokens/s", waits, *RATE, minutes="0.2")
     assert ran.status == 3
     assert "did not end within 3 s, a quarter of the time, and was killed" in ran.err
     assert gone(int(child.read_text()))
