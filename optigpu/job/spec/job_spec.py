@@ -1,7 +1,6 @@
 """A job as it is posted, validated completely before anything is stored or run, with its conditions: how it is
 measured, on which worker, and within which limits. These are part of no digest."""
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
@@ -44,9 +43,6 @@ Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 """A time with its zone, kept in UTC."""
 
 
-MIN_SECONDS = 5.0
-
-
 class Measure(Frozen):
     """How to measure. It is part of no digest: it changes the precision of a figure, not the measured thing.
 
@@ -54,9 +50,7 @@ class Measure(Frozen):
     """
 
     replicates: int = Field(3, ge=1, le=50, description="How many processes measure each variant.")
-    min_seconds: Seconds = Field(
-        MIN_SECONDS, description="How long a process is measured at least; max_seconds where that is less."
-    )
+    min_seconds: Seconds = Field(5.0, description="How long a process is measured at least.")
     max_seconds: Seconds = Field(120.0, description="How long a process is measured at most.")
     rel_ci: float = Field(
         0.01,
@@ -73,19 +67,12 @@ class Measure(Frozen):
     )
     quality: QualityOptions = QualityOptions()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _lower_default(cls, given: object) -> object:
-        if isinstance(given, Mapping) and "min_seconds" not in given:
-            most = given.get("max_seconds")
-            if isinstance(most, int | float) and 0 < most < MIN_SECONDS:
-                return {**given, "min_seconds": most}
-        return given
-
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.min_seconds > self.max_seconds:
-            raise ValueError("min_seconds must not exceed max_seconds")
+            raise ValueError(
+                f"min_seconds, {self.min_seconds:g}, must not exceed max_seconds, {self.max_seconds:g}; lower it too"
+            )
         if "latency" not in self.meters:
             raise ValueError("meters must contain 'latency': the other meters describe what it times")
         return self
