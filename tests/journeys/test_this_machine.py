@@ -3,6 +3,7 @@ a service by an invitation, reports what it measured, and stands on the edge lea
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,6 +40,25 @@ def test_what_fits_is_predicted_and_a_stack_is_advised(machine: Machine) -> None
     assert "gpt2" in machine.optigpu("fit", "--model", "preset:gpt2", "--gpu", "rtx4060", "--train")
     advice = machine.read("advise", "--model", "bundled:tiny")
     assert advice["model"] == "bundled:tiny"
+
+
+def test_a_loss_is_gated_and_its_commit_is_found(machine: Machine, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(["git", *who, *words], cwd=project, check=True, capture_output=True)
+
+    project.mkdir()
+    git("init", "--quiet")
+    for number, speed in enumerate((100, 101, 90, 90)):
+        (project / "speed").write_text(f"echo {speed} tokens/s\n")
+        git("add", "--all")
+        git("commit", "--quiet", "--allow-empty", "--message", f"change {number}")
+    asked = ("--command", "sh speed", "--metric", "tokens/s", "--repository", project)
+    text = machine.optigpu("gate", "--base", "HEAD~3", *asked, status=(1,))
+    assert text.startswith("### Gate: worse. tokens/s 10.0% worse")
+    assert "(change 2)" in machine.optigpu("bisect", "--good", "HEAD~3", *asked).splitlines()[0]
 
 
 def test_a_technique_is_checked_before_it_is_trusted(machine: Machine) -> None:
