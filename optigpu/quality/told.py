@@ -16,9 +16,11 @@ other side only. With the assumption that the mean of log(P_j / Q_j) over the re
 
     D(P||Q) <= sum over S of P_i log(P_i / Q_i) + p L.
 
-L is the largest of what is known of such means at any position: that over the less likely half of the returned tokens;
-log(p / q), which the mean over the rest is not below (the same inequality); and the mean of log(P_j / m), which it is
-not below either. Where all tokens are returned p is 0, nothing is assumed, and both bounds are the divergence.
+L is the largest of what is known of such means at any position, and at each position no less than what is known there:
+the mean over the less likely half of the returned tokens; log(p / q), which the mean over the rest is not below (the
+same inequality); and the mean of log(P_j / m), which it is not below either. Where p is below a thousandth rounding
+decides what is known, which then counts at that position alone. Where all tokens are returned p is 0, nothing is
+assumed, and both bounds are the divergence.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -34,6 +36,8 @@ from optigpu.vocabulary import OptiGPUError
 
 ROUNDING = 1e-6
 """Probabilities that were rounded to float32 add up to 1 but for less than this."""
+LEAST_REST = 1e-3
+"""The probability of the rest from which on what is known at a position counts at all positions."""
 LEAST_LOG = -80.0
 """In nats: servers write what is less likely as 0, or as a number that stands for it."""
 
@@ -104,7 +108,7 @@ class Bounded:
     low: Agreement = field(default_factory=Agreement)
     assumed: float = 0.0
     left_out: int = 0
-    _parts: list[tuple[float, float]] = field(default_factory=list)
+    _parts: list[tuple[float, float, float]] = field(default_factory=list)
 
     def add(self, expected: Expected, told: Told) -> None:
         """Adds a position. Raises OptiGPUError for what is no part of a distribution."""
@@ -123,20 +127,22 @@ class Bounded:
         half = told.logs <= np.median(told.logs)
         tail = float(parts[half].sum() / weights[half].sum())
         part = float(parts.sum())
-        self.assumed = max(self.assumed, tail, bucket, expected.outside - least)
+        known = max(tail, bucket, expected.outside - least)
+        if rest >= LEAST_REST:
+            self.assumed = max(self.assumed, known)
         self.low.append(max(part + rest * bucket, 0.0), told.first == expected.first, told.position)
-        self._parts.append((part, rest))
+        self._parts.append((part, rest, known))
 
     @property
     def high(self) -> Agreement:
         """The same positions with the bound from above."""
         found, low = Agreement(), self.low
         columns = (low.divergences.tolist(), low.agreeing.tolist(), low.positions.tolist(), self._parts)
-        for least, agrees, position, (part, rest) in zip(*columns, strict=True):
-            found.append(max(part + rest * self.assumed, least), agrees, position)
+        for least, agrees, position, (part, rest, known) in zip(*columns, strict=True):
+            found.append(max(part + rest * max(self.assumed, known), least), agrees, position)
         return found
 
     @property
     def rest(self) -> float:
         """The mean probability that the reference gives to tokens that were not told."""
-        return float(np.mean([rest for _, rest in self._parts] or 0.0))
+        return float(np.mean([rest for _, rest, _ in self._parts] or 0.0))
