@@ -277,11 +277,8 @@ class JobProgress:
         """Sets the text for what the current replicate does; reported at once, but what follows a colon, which says how
         far it is, once a second. `span` is what the timeline calls it, if not the text before a colon."""
         (thing, _, how_far), before = doing.partition(": "), self._doing.partition(": ")[0]
-        if self._doing.startswith(KEPT_WORK):
-            self._made_s[self._made_by] = (
-                self._made_s.get(self._made_by, 0.0) + time.monotonic() - self._showed
-            )
-        self._doing, self._showed, self._made_by = doing, time.monotonic(), self._unit
+        self._count_made()
+        self._doing, self._made_by = doing, self._unit
         if not how_far or thing != before:
             self._turn(span or doing)
             self._tell()

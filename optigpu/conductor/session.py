@@ -79,7 +79,7 @@ class Session:
     saturation: Saturation = field(default_factory=Saturation)
     monitor: HostMonitor = field(init=False)
     rough: RoughLooks = field(init=False)
-    # Whether other programs were at work when the job began.
+    # How many times as long everything takes beside programs that were at work when the job began.
     slowed: float = field(init=False, default=1.0)
     _running: set[int] = field(init=False, default_factory=set)
 
