@@ -89,14 +89,18 @@ class Fields:
 
     def describe(self, errors: Sequence[ErrorDetails]) -> list[Entry]:
         """At most MOST_ERRORS entries; a last one counts what is left out."""
-        # A list is also called too short because an item of it is wrong, which has an error of its own.
+        # A list is also called too short because an item of it is wrong, and a field has no default because another one
+        # that it depends on is wrong. Both of these others have errors of their own.
         places = [error["loc"] for error in errors]
         told = [
             error
             for error in errors
-            if error["type"] != "too_short"
-            or not any(
-                place != error["loc"] and place[: len(error["loc"])] == error["loc"] for place in places
+            if error["type"] != "default_factory_not_called"
+            and (
+                error["type"] != "too_short"
+                or not any(
+                    place != error["loc"] and place[: len(error["loc"])] == error["loc"] for place in places
+                )
             )
         ]
         return _capped([self._entry(error) for error in told[:MOST_ERRORS]], len(told))

@@ -113,6 +113,14 @@ def test_bad_input_is_refused_with_its_field_and_what_is_valid(
     assert "pydantic" not in str(raised.value)
 
 
+def test_a_short_limit_alone_also_lowers_the_least_time() -> None:
+    assert spec(measure={"max_seconds": 2}).measure.min_seconds == 2
+    assert spec().measure.min_seconds == 5
+    with pytest.raises(FieldsError) as raised:
+        spec(measure={"max_seconds": -1})
+    assert "min_seconds" not in str(raised.value)
+
+
 @pytest.mark.parametrize("kind", WORKLOADS)
 def test_every_workload_can_be_posted_as_it_is(kind: str) -> None:
     """And is read strictly, as the service reads what is posted: a number is no text, and every list is one."""

@@ -43,6 +43,9 @@ Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 """A time with its zone, kept in UTC."""
 
 
+MIN_SECONDS = 5.0
+
+
 class Measure(Frozen):
     """How to measure. It is part of no digest: it changes the precision of a figure, not the measured thing.
 
@@ -50,8 +53,12 @@ class Measure(Frozen):
     """
 
     replicates: int = Field(3, ge=1, le=50, description="How many processes measure each variant.")
-    min_seconds: Seconds = Field(5.0, description="How long a process is measured at least.")
     max_seconds: Seconds = Field(120.0, description="How long a process is measured at most.")
+    min_seconds: Seconds = Field(
+        default_factory=lambda known: min(MIN_SECONDS, known.get("max_seconds", MIN_SECONDS)),
+        description="How long a process is measured at least; by default 5 s, or max_seconds if that is less.",
+        json_schema_extra={"default": MIN_SECONDS},
+    )
     rel_ci: float = Field(
         0.01,
         gt=0,
