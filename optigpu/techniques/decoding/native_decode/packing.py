@@ -141,9 +141,13 @@ class Packer:
         """
         levels = self.levels
         found = divergences(self.model, self.raised, levels, self.options.group, tokens)
+        last, share = None, 1.0  # queries, keys and values have the same inputs
         for part, gathered in moments(self.raised) if moments else ():
             for place in part:
-                share, costs = share_left(gathered[place.path]), zip(levels, found[place.path], strict=True)
+                if gathered[place.path] is not last:
+                    last = gathered[place.path]
+                    share = share_left(last)
+                costs = zip(levels, found[place.path], strict=True)
                 found[place.path] = [cost * share if kind in FEW_BITS else cost for kind, cost in costs]
         return found
 

@@ -37,7 +37,7 @@ ROWS, LENGTH = 4, 32
 """Sequences and tokens of the text. Eight times as many gave bundled:tiny the same order of layers."""
 SEED = 0
 LARGE, ROW_STEP = 2**18, 5
-"""Weights of a layer of which every fifth row alone is rounded, for what it costs."""
+"""The weights of a layer of which every fifth row alone is rounded to predict its cost."""
 TIED_ROWS, TIED_ROWS_AT_ONCE = 8, 4
 """Sequences of the text whose gradients are taken for a tied table, and those of a pass. With 16 bundled:tiny as w4
 diverged by 0.00524 and not by 0.00528, bundled:small by 0.01065 and not by 0.01057; 4 cost the tiny one 2.4%.
@@ -67,8 +67,8 @@ def divergences(
     found: dict[str, list[float]] = {}
     for place in places:
         weight, found[place.path] = weight_of(place.layer), []
-        step = ROW_STEP if weight.numel() >= LARGE else 1
-        own, some = information[place.path][::step], weight[::step]
+        step = _row_step(weight)
+        own, some = information[place.path], weight[::step]
         for kind in kinds:
             lost = 0.5 * (own * squared_errors(some, kind, group)).sum(dim=1)
             if place.path == HEAD_PATH and has_tied_head(model) and kind in FEW_BITS:
@@ -80,10 +80,10 @@ def divergences(
 def fisher_information(
     model: PreTrainedModel, places: Sequence[Place], group: int, tokens: torch.Tensor | None = None
 ) -> Information:
-    """The Fisher information of linear layers, float32 [outputs, groups]: the mean over each group's weights, for one
-    token.
+    """The Fisher information of linear layers: the mean over each group's weights, for one token.
 
-    That of a tied head is of its products and of its lookups, as if these were not of the same weights.
+    float32 [outputs, groups]; of a large layer, of every fifth output alone. A tied head has the information of its
+    products and of its lookups, as if these were not of the same weights.
     """
     if tokens is None:
         length = min(LENGTH, model.config.max_position_embeddings)
@@ -96,13 +96,20 @@ def fisher_information(
         (gradients,) = torch.autograd.grad(loss, embedded)  # and none is kept of a weight
         gradients = gradients * own_scale(model)
     if HEAD_PATH in found and has_tied_head(model):
+        step = _row_step(weight_of(model.get_output_embeddings()))
         for row, gradient in zip(tokens[:, :-1], _sequences(gradients), strict=True):
             # Of the rows that a sequence looks up.
             looked_up, places_of = row.unique(return_inverse=True)
             sums = gradient.new_zeros(len(looked_up), gradient.shape[1]).index_add_(0, places_of, gradient)
-            found[HEAD_PATH][looked_up] += sums.square().unflatten(1, (-1, group)).mean(dim=2)
+            is_wanted = looked_up % step == 0
+            information = sums[is_wanted].square().unflatten(1, (-1, group)).mean(dim=2)
+            found[HEAD_PATH][looked_up[is_wanted] // step] += information
     predicted = tokens[:, 1:].numel()
     return {path: total / predicted for path, total in found.items()}
+
+
+def _row_step(weight: torch.Tensor) -> int:
+    return ROW_STEP if weight.numel() >= LARGE else 1
 
 
 def own_scale(model: PreTrainedModel) -> float:
@@ -133,13 +140,14 @@ def _watched(places: Sequence[Place], group: int) -> Iterator[Information]:
     """
     found: Information = {}
 
-    def watch(path: str) -> Callable[..., None]:
+    def watch(path: str, step: int) -> Callable[..., None]:
         def forward(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             x = _sequences(inputs[0].detach())
 
             def backward(gradient: torch.Tensor) -> None:
-                found[path] = torch.zeros(gradient.shape[-1], x.shape[-1] // group, device=x.device)
-                for each, row in zip(_sequences(gradient), x, strict=True):
+                some = gradient[..., ::step]
+                found[path] = torch.zeros(some.shape[-1], x.shape[-1] // group, device=x.device)
+                for each, row in zip(_sequences(some), x, strict=True):
                     found[path] += (each.T @ row).square().unflatten(1, (-1, group)).mean(dim=2)
 
             output.register_hook(backward)
@@ -148,7 +156,8 @@ def _watched(places: Sequence[Place], group: int) -> Iterator[Information]:
 
     with ExitStack() as hooks:
         for place in places:
-            hooks.enter_context(place.layer.register_forward_hook(watch(place.path)))
+            step = _row_step(weight_of(place.layer))
+            hooks.enter_context(place.layer.register_forward_hook(watch(place.path, step)))
         yield found
 
 

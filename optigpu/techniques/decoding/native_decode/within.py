@@ -54,9 +54,10 @@ if TYPE_CHECKING:
 CHECKED = TextSize(32, 32)
 """The text that a packed model is measured on. Some texts diverge ten times as much as others: with 8 sequences of 128
 tokens Gemma 3 270M had a standard error of 40%."""
-CHECKED_SEED, CHECKED_AT_ONCE = 2, 4
-CHECKED_BYTES = 2**29
-"""Of the expected probabilities: a large vocabulary has fewer sequences."""
+CHECKED_SEED = 2
+CHECKED_BYTES, LOGITS_BYTES = 2**29, 2**27
+"""The most bytes of the expected probabilities, so that a large vocabulary has fewer sequences, and of the logits that
+are computed at once: the more sequences, the faster the pass."""
 AIM, SLACK = 0.95, 0.6
 """The shares of the limit that are aimed at, and below which fewer bits are tried."""
 ATTEMPTS, CORRECTED, UNTOLD, MOST_RAISED = 5, 3, 1.5, 4.0
@@ -69,7 +70,8 @@ class Reference:
     """Text, int64 [rows, length], and the probabilities that the unpacked model gives to each next token of it."""
 
     def __init__(self, model: PreTrainedModel, text: torch.Tensor) -> None:
-        self._text = text.split(CHECKED_AT_ONCE)
+        row_bytes = 4 * model.config.vocab_size * text.shape[1]
+        self._text = text.split(max(1, LOGITS_BYTES // row_bytes))
         with torch.no_grad():
             logits = (model(input_ids=rows, use_cache=False).logits.float() for rows in self._text)
             self._expected = [each.log_softmax(dim=-1).half() for each in logits]
