@@ -23,10 +23,11 @@ from optigpu.ops.four_bits.quantize import quantize_groups, rounded_scale, round
 from optigpu.ops.four_bits.scheme import Int4Scheme, Int4Weights
 from optigpu.ops.operands import is_finite, named
 
-DAMPING, SHRINKAGE = 0.003, 0.1
-"""For what few samples do not tell: the share of the mean second moment that is added to each input's own, and the
-share by which that grows, which takes away from what inputs say of each other, as Ledoit and Wolf (2004) do. GPTQ adds
-0.01 of the mean alone, of which a few inputs of a large model hold the most."""
+DAMPING, SHRINKAGE = 0.003, 0.4
+"""Corrections for the few samples: the share of the mean second moment that is added to each input's own, and the share
+by which that grows, which weakens the correlations between inputs, as Ledoit and Wolf (2004) do. GPTQ adds 0.01 of the
+mean alone, of which a few inputs of a large model hold the most. With a share of 0.4 instead of 0.1 SmolLM2-135M
+diverges by 5% less from two thirds of the text (decision 71)."""
 BLOCK = 64
 """Inputs whose factor is made at once: what they owe to all others is one product. 256 took half as long again for
 1,536 inputs, twice as long for 576, and as long for 4,096."""

@@ -38,10 +38,9 @@ ROWS, LENGTH = 4, 32
 SEED = 0
 LARGE, ROW_STEP = 2**18, 5
 """The weights of a layer of which every fifth row alone is rounded to predict its cost."""
-TIED_ROWS, TIED_ROWS_AT_ONCE = 8, 4
-"""Sequences of the text whose gradients are taken for a tied table, and those of a pass. With 16 bundled:tiny as w4
-diverged by 0.00524 and not by 0.00528, bundled:small by 0.01065 and not by 0.01057; 4 cost the tiny one 2.4%.
-"""
+TIED_ROWS = 4
+"""Sequences of the text whose gradients are taken for a tied table. 8 took a second longer for
+SmolLM2-135M, which as w4 then diverged by 3% less; bundled:tiny and bundled:small by as much (decision 71)."""
 TOLD = 2**12
 """Positions whose next tokens' probabilities are added up for it, or somewhat more."""
 LOGITS_AT_ONCE, POSITIONS_AT_ONCE = 128, 32
@@ -182,18 +181,22 @@ class TiedTable(Reading):
         self._moment: torch.Tensor | None = None
 
     def run(self, rows: torch.Tensor) -> None:
-        """As a text is read; the first rows tell the sum of g gT over positions, of gradients by embedded tokens."""
-        if self._learned >= TIED_ROWS * rows.shape[1]:
-            super().run(rows)
-            return
-        for some in rows.split(TIED_ROWS_AT_ONCE):
-            with torch.enable_grad(), in_product_type(self._model), embedded_tokens(self._model) as embedded:
-                hidden = self._model.base_model(input_ids=some, use_cache=False).last_hidden_state
-            pull = self._pull(some, hidden.detach()).to(hidden.dtype)
-            (gradient,) = torch.autograd.grad(hidden, embedded, pull)
-            gradient = gradient.flatten(0, -2).float() * own_scale(self._model)
-            self._gradients.addmm_(gradient.T, gradient)
-            self._learned += some.numel()
+        """As a text is read; the first rows of it tell the gradients."""
+        learned = min(len(rows), max(0, TIED_ROWS - self._learned // rows.shape[1]))
+        if learned:
+            self._learn(rows[:learned])
+        if learned < len(rows):
+            super().run(rows[learned:])
+
+    def _learn(self, rows: torch.Tensor) -> None:
+        """Adds up g gT over the positions of rows, of gradients by embedded tokens."""
+        with torch.enable_grad(), in_product_type(self._model), embedded_tokens(self._model) as embedded:
+            hidden = self._model.base_model(input_ids=rows, use_cache=False).last_hidden_state
+        pull = self._pull(rows, hidden.detach()).to(hidden.dtype)
+        (gradient,) = torch.autograd.grad(hidden, embedded, pull)
+        gradient = gradient.flatten(0, -2).float() * own_scale(self._model)
+        self._gradients.addmm_(gradient.T, gradient)
+        self._learned += rows.numel()
 
     def see(self, hidden: torch.Tensor) -> torch.Tensor:
         """Adds up the probabilities of tokens by what the head is given, [rows, tokens, width], which it gives back.
