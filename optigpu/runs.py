@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from optigpu.documents.events import Event, VariantFinished
 from optigpu.documents.files import is_report, read_json
-from optigpu.documents.older import RUN_FORMAT, KeptOutcome, RunDocument
 from optigpu.documents.result import Attribution
 from optigpu.documents.timeline import Span
+from optigpu.documents.versions import RUN_FORMAT, KeptOutcome, RunDocument
 from optigpu.measure import Report
 from optigpu.paths import data_dir, draft_of, saying
 from optigpu.report.leaderboard import models_text

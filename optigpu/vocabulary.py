@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 SCHEMA_VERSION = 2
 """Version of the stored documents (spec and result), raised when a field changes its name or its meaning.
 
-Version 2 has a result's typed `facts` where version 1 had `details`; optigpu.documents.older reads both.
+Version 2 has a result's typed `facts` where version 1 had `details`; optigpu.documents.versions reads both.
 """
 
 

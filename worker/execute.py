@@ -4,7 +4,7 @@ import time
 
 import structlog
 
-from optigpu.documents.older import why_none_ranks
+from optigpu.documents.versions import why_none_ranks
 from optigpu.measure import Report, run
 from optigpu.store import leases
 from optigpu.store.errors import StoreUnavailableError

@@ -11,8 +11,8 @@ from api.pages.bars import speedup_text
 from api.parameters import Uuid
 from api.rendering import EXPORT_POLICY
 from api.service import ServiceDep
-from optigpu.documents.older import current
 from optigpu.documents.result import MetricSummary
+from optigpu.documents.versions import current
 from optigpu.report.numbers import short
 from optigpu.report.rows import heading
 from optigpu.store import leaderboard, results

@@ -10,7 +10,7 @@ from pydantic import Field
 from api.pages.view import Asked, ReaderView
 from api.parameters import Uuid
 from api.problems import ProblemError
-from optigpu.documents.older import current
+from optigpu.documents.versions import current
 from optigpu.documents.views import Comparison, Decision
 from optigpu.report.leaderboard import change_text
 from optigpu.report.numbers import short

@@ -8,7 +8,7 @@ from api.pages.result import primary_of
 from api.parameters import Id
 from api.service import ServiceDep
 from api.words import metric_heading, variant_line
-from optigpu.documents.older import current
+from optigpu.documents.versions import current
 from optigpu.report.charts.svg.markup import element, shortened, text, text_width
 from optigpu.report.charts.svg.picture import FAMILY, png
 from optigpu.store import leaderboard, results

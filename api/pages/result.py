@@ -21,7 +21,7 @@ from api.pages.verdicts import Badge, badge, sentences
 from api.pages.view import Asked, ReaderView
 from api.parameters import Id
 from api.words import metric_heading
-from optigpu.documents.older import current, facts_of
+from optigpu.documents.versions import current, facts_of
 from optigpu.documents.views import Baseline, History, HistoryPoint
 from optigpu.job.replay import replay_request
 from optigpu.job.spec import JobSpec

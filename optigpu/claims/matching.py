@@ -18,7 +18,7 @@ from optigpu.claims.model import (
     Claim,
     Precision,
 )
-from optigpu.documents.older import facts_of
+from optigpu.documents.versions import facts_of
 from optigpu.hardware.catalog import HardwareKind, find, find_class
 from optigpu.models.presets import IMAGE_PRESETS, PRESETS
 from optigpu.techniques import TECHNIQUES

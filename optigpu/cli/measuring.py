@@ -53,7 +53,7 @@ def measure_and_show(spec: "JobSpec", form: OutputFormat, *, verbose: bool = Fal
 def measure(spec: "JobSpec") -> Measured:
     """Runs a job with progress on stderr, and keeps its report. Raises UnsupportedError where a model is missing."""
     from optigpu.documents.events import as_document
-    from optigpu.documents.older import why_none_ranks
+    from optigpu.documents.versions import why_none_ranks
     from optigpu.measure import run
     from optigpu.models.held import require_held
     from optigpu.models.reference import parse_reference

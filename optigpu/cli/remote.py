@@ -129,8 +129,8 @@ def connect(url: str, api_key: str | None) -> "Client":
 def _follow(client: "Client", job_id: str, form: OutputFormat) -> None:
     """Shows a job's progress on stderr until it has ended, then its results. Exit status 1 unless it succeeded, and 3
     if none of its results can be ranked."""
-    from optigpu.documents.older import why_none_ranks
     from optigpu.documents.result import Attribution
+    from optigpu.documents.versions import why_none_ranks
     from optigpu.report.formats import console
     from optigpu.report.progress import RunProgress
 

@@ -6,8 +6,7 @@ from pprint import pformat
 from textwrap import indent
 from typing import Any, Literal
 
-from optigpu.documents.older import current
-from optigpu.documents.versions import versions_of
+from optigpu.documents.versions import current, versions_of
 from optigpu.fit.fitting import Fit, NamedStack, StackFit
 from optigpu.job.spec import JobSpec, digest
 from optigpu.vocabulary import METRICS, Better, DeviceKind, Document, Frozen, UnsupportedError

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from optigpu.documents.older import facts_of
 from optigpu.documents.result import Attribution
+from optigpu.documents.versions import facts_of
 from optigpu.paths import draft_of, saying
 from optigpu.report.catalog import job_title
 from optigpu.report.charts import CHARTS, Report, write_picture

@@ -4,8 +4,8 @@ the whole without it."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from optigpu.documents.older import facts_of
 from optigpu.documents.result import Attribution, Gain, Payback
+from optigpu.documents.versions import facts_of
 from optigpu.report.formats import Grid, columns, csv_text
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.numbers import MISSING, NOT_VALID, payback, ratio, scaled, short, with_interval

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from pydantic import ValidationError
 
-from optigpu.documents.older import current
+from optigpu.documents.versions import current
 from optigpu.documents.views import ComparedResult, Comparison, Decision, Difference, MetricComparison
 from optigpu.statistics.estimates import (
     Array,

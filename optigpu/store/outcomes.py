@@ -18,8 +18,8 @@ from optigpu.documents.events import (
     Waiting,
     as_document,
 )
-from optigpu.documents.older import RunDocument, current, why_none_ranks
 from optigpu.documents.result import Attribution, Outcome, Result
+from optigpu.documents.versions import RunDocument, current, why_none_ranks
 from optigpu.documents.views import JobView, Withdrawn
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec

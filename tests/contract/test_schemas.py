@@ -18,7 +18,7 @@ def test_a_schema_is_the_one_that_was_agreed_on(name: str) -> None:
         f"The schema of {name} has changed:\n{shown}\n"
         f"If that is meant, run `{COMMAND}`, and read the difference before you commit it: a new optional "
         "field is fine; a field that changes its name or its meaning raises "
-        "SCHEMA_VERSION, and documents/older.py learns to read both."
+        "SCHEMA_VERSION, and documents/versions.py learns to read both."
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from optigpu.documents.events import Event, Progressed
-from optigpu.documents.older import RUN_FORMAT
+from optigpu.documents.versions import RUN_FORMAT
 from optigpu.job.measured import summary_of
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from optigpu.documents.older import why_none_ranks
 from optigpu.documents.queries import LeaderboardQuery
 from optigpu.documents.rounds import RoundRecord, counted
+from optigpu.documents.versions import why_none_ranks
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.models.files import SINGLE

@@ -25,7 +25,7 @@ from optigpu.cli.flags import (
     workload_flags,
 )
 from optigpu.cli.options import parse_beside, parse_stack, spec_of
-from optigpu.documents.older import why_none_ranks
+from optigpu.documents.versions import why_none_ranks
 from optigpu.job.spec import JobSpec, Limits, PlanName
 from optigpu.vocabulary import DeviceKind, SpecError
 from optigpu.workloads import WORKLOADS

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from optigpu.documents.facts import Footprint
-from optigpu.documents.older import current, facts_of
 from optigpu.documents.result import Attribution, Result
+from optigpu.documents.versions import current, facts_of
 from optigpu.job.plan import variants_of
 from optigpu.job.replay import replay_note, replay_request
 from optigpu.job.spec import JobSpec

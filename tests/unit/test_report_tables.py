@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from optigpu.documents.facts import RunFacts
-from optigpu.documents.older import why_none_ranks
 from optigpu.documents.result import Attribution, CpuSetup, Environment
+from optigpu.documents.versions import why_none_ranks
 from optigpu.report.catalog import environment_grid
 from optigpu.report.formats import Grid
 from optigpu.report.ladder import ladder_grid

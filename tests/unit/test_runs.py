@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from optigpu.cli import app, main
 from optigpu.documents.events import VariantFinished
-from optigpu.documents.older import RUN_FORMAT
 from optigpu.documents.result import MetricSummary, Outcome
+from optigpu.documents.versions import RUN_FORMAT
 from optigpu.job.attribution import attribute
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import Variant

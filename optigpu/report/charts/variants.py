@@ -6,8 +6,8 @@ from typing import NamedTuple, get_args
 
 from optigpu.claims.matching import PRECISION_ALONE, has_precision
 from optigpu.claims.model import Precision
-from optigpu.documents.older import facts_of
 from optigpu.documents.result import Gain
+from optigpu.documents.versions import facts_of
 from optigpu.report.charts.marks import (
     GOAL_PERCENT,
     LOSSES,
