@@ -20,7 +20,7 @@ from optigpu.conductor.progress import WAITING_FOR_DEVICE
 from optigpu.conductor.quiet import LOOKING
 from optigpu.conductor.search import search
 from optigpu.conductor.session import Session, environment_for, open_session
-from optigpu.documents.events import Event, Finished, Planned, PlannedVariant, VariantFinished
+from optigpu.documents.events import Event, Finished, Planned, PlannedVariant, Span, VariantFinished
 from optigpu.documents.result import (
     Attribution,
     Environment,
@@ -30,7 +30,6 @@ from optigpu.documents.result import (
     Samples,
     VerdictWarning,
 )
-from optigpu.documents.timeline import Span
 from optigpu.hardware import probe
 from optigpu.hardware.device_kinds import KINDS, devices_of, no_device
 from optigpu.job.attribution import attribute

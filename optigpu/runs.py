@@ -11,10 +11,9 @@ from tempfile import TemporaryFile
 
 from pydantic import ValidationError
 
-from optigpu.documents.events import Event, VariantFinished
+from optigpu.documents.events import Event, Span, VariantFinished
 from optigpu.documents.files import is_report, read_json
 from optigpu.documents.result import Attribution
-from optigpu.documents.timeline import Span
 from optigpu.documents.versions import RUN_FORMAT, KeptOutcome, RunDocument
 from optigpu.measure import Report
 from optigpu.paths import data_dir, draft_of, saying

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 
 from optigpu.child.messages import KEPT_WORK
-from optigpu.documents.events import Event, Progressed
-from optigpu.documents.timeline import Span
+from optigpu.documents.events import Event, Progressed, Span
 from optigpu.job.estimate import MAKE, SAMPLE, START, Guess, Plan
 from optigpu.job.spec import Measure
 from optigpu.vocabulary import CancelledError, DeadlineError, OverdueError

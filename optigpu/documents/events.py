@@ -1,4 +1,7 @@
-"""Events of a running job: `run` passes them to its listener, the store keeps them, the service streams them."""
+"""Events of a running job: `run` passes them to its listener, the store keeps them, the service streams them.
+
+And where a job's time went, as spans.
+"""
 
 from typing import Any, Literal
 
@@ -102,3 +105,19 @@ Event = Noted | Progressed | VariantFinished | Finished
 def as_document(event: Event) -> dict[str, Any]:
     """The event as plain JSON; raw samples and artifacts are left out, because they are stored apart."""
     return event.model_dump(mode="json", exclude={"outcome": {"samples", "artifacts"}})
+
+
+class Span(Frozen):
+    """What a replicate of a variant did, or the job as a whole (`index` null), and for how long.
+
+    It began `began_s` seconds after the job's request was read. `seconds` are of the wall clock; what was done in turns
+    with others counts its own turns alone. `cpu_s` are the CPU seconds of the job's processes meanwhile, without
+    those of programs that they started (compilers); 0 where the system does not count them.
+    """
+
+    index: int | None
+    replicate: int
+    doing: str
+    began_s: float
+    seconds: float
+    cpu_s: float

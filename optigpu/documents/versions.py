@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
+from optigpu.documents.events import Span
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Attribution, Result, Samples
-from optigpu.documents.timeline import Span
 from optigpu.vocabulary import SCHEMA_VERSION, Document, Frozen, VariantStatus
 
 VERSIONED: Mapping[str, tuple[str, ...]] = {

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from optigpu.documents.events import Span
 from optigpu.documents.facts import Footprint, RunFacts
 from optigpu.documents.result import Attribution, AttributionRow, Gain, MetricSummary, Verdict, VerdictReason
-from optigpu.documents.timeline import Span
 from optigpu.report.charts import CHARTS
 from optigpu.report.charts.marks import Report
 from optigpu.roofline import roofline_of

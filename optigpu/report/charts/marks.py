@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from optigpu.documents.events import Span
 from optigpu.documents.result import Attribution, AttributionRow
-from optigpu.documents.timeline import Span
 from optigpu.report.numbers import with_interval
 from optigpu.report.rows import origin_line
 from optigpu.vocabulary import Better, Document, Frozen

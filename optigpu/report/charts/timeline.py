@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from optigpu.documents.timeline import Span
+from optigpu.documents.events import Span
 from optigpu.report.charts.marks import ChartData, Form, Mark, Panel, Report, of_panels
 from optigpu.report.formats import Grid, columns
 from optigpu.vocabulary import Better, SpecError
