@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from optigpu.documents.files import read_json
+from optigpu.documents.fields import read_json
 from optigpu.hardware import probe
 from optigpu.report.formats import console
 from optigpu.vocabulary import OptiGPUError, utc_now

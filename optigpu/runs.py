@@ -12,7 +12,7 @@ from tempfile import TemporaryFile
 from pydantic import ValidationError
 
 from optigpu.documents.events import Event, Span, VariantFinished
-from optigpu.documents.files import is_report, read_json
+from optigpu.documents.fields import is_report, read_json
 from optigpu.documents.result import Attribution
 from optigpu.documents.versions import RUN_FORMAT, KeptOutcome, RunDocument
 from optigpu.measure import Report

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from optigpu.documents.endpoints import ENDPOINT
-from optigpu.documents.files import read_json
+from optigpu.documents.fields import read_json
 from optigpu.vocabulary import DeviceKind, Document, SpecError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from optigpu.cli.measuring import Stop, stoppable
 from optigpu.cli.options import Given
 from optigpu.cli.output import FormatOption, OutputFormat, echo, show_job, show_list
 from optigpu.cli.remote import DEFAULT_URL, ApiKey, Url, connect
-from optigpu.documents.files import read_json
+from optigpu.documents.fields import read_json
 from optigpu.vocabulary import Document, SpecError, is_id
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from optigpu.documents.fields import refusing
-from optigpu.documents.files import read_json
+from optigpu.documents.fields import read_json, refusing
 from optigpu.vocabulary import Frozen, SpecError
 
 SHA256 = r"^[0-9a-f]{64}$"

@@ -11,8 +11,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from optigpu.documents.fields import refusing
-from optigpu.documents.files import parse_json
+from optigpu.documents.fields import parse_json, refusing
 from optigpu.documents.load import ScenarioName
 from optigpu.vocabulary import Frozen, SpecError
 

@@ -5,7 +5,7 @@ from pathlib import Path, PurePath
 
 from safetensors import SafetensorError, safe_open
 
-from optigpu.documents.files import parse_json
+from optigpu.documents.fields import parse_json
 from optigpu.models.held import CONFIGURATION, model_directory, under_root
 from optigpu.models.reference import ModelReference
 from optigpu.vocabulary import SpecError, UnsupportedError

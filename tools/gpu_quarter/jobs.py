@@ -8,7 +8,7 @@ from typing import Any
 
 from examples.service import embedded_service
 from optigpu.client import Client
-from optigpu.documents.files import read_json
+from optigpu.documents.fields import read_json
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import JobState
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optigpu.documents.files import read_json
+from optigpu.documents.fields import read_json
 from optigpu.documents.result import Environment
 from optigpu.vocabulary import utc_now
 
