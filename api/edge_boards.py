@@ -9,8 +9,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from api.edge_figures import figures_of
-from optigpu.documents.devices import InputSource, RunnerName
-from optigpu.documents.edge import (
+from optigpu.documents.devices import (
     EDGE_METRICS,
     CostAssumptions,
     EdgeBoard,
@@ -18,7 +17,9 @@ from optigpu.documents.edge import (
     EdgePage,
     EdgeRow,
     EdgeWorkerRow,
+    InputSource,
     Likeness,
+    RunnerName,
 )
 from optigpu.documents.facts import NetworkFacts
 from optigpu.store import edge_models, edge_standings

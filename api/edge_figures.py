@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optigpu.documents.edge import EDGE_METRICS, CostAssumptions, EdgeFigure, EdgeMetric
+from optigpu.documents.devices import EDGE_METRICS, CostAssumptions, EdgeFigure, EdgeMetric
 from optigpu.vocabulary import Better, Document
 
 SECONDS_PER_YEAR = 365.25 * 86400

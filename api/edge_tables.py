@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from optigpu.documents.devices import DeviceSource
-from optigpu.documents.edge import (
+from optigpu.documents.devices import (
     CostAssumptions,
+    DeviceSource,
     EdgeBoard,
     EdgeFigure,
     EdgeMetric,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import Response
 
-from optigpu.documents.edge import EdgePage
+from optigpu.documents.devices import EdgePage
 from optigpu.documents.views import LeaderboardPage
 from optigpu.store.statements import newest_of
 

@@ -19,8 +19,7 @@ import stamina
 from httpx_sse import connect_sse
 from pydantic import BaseModel, RootModel, ValidationError
 
-from optigpu.documents.devices import DeviceReportPage, DeviceReportView, EdgeModelView
-from optigpu.documents.edge import EdgeBoard, EdgePage
+from optigpu.documents.devices import DeviceReportPage, DeviceReportView, EdgeBoard, EdgeModelView, EdgePage
 from optigpu.documents.fields import line
 from optigpu.documents.views import (
     ArtifactsView,

@@ -9,8 +9,7 @@ from api.edge_boards import EdgeQuery
 from api.edge_tables import edge_grids
 from api.pages.view import Asked, ReaderView
 from api.parameters import Cursor
-from optigpu.documents.devices import DeviceReportView, DeviceView
-from optigpu.documents.edge import EdgeMetric
+from optigpu.documents.devices import DeviceReportView, DeviceView, EdgeMetric
 from optigpu.hardware.boards import boards as catalog
 from optigpu.store import device_reports, devices
 from optigpu.store.database import Session

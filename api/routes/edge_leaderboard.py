@@ -14,8 +14,7 @@ from api.openapi import GUARDED
 from api.parameters import Cursor, Limit
 from api.problems import ProblemError, summary
 from api.service import ServiceDep
-from optigpu.documents.devices import InputSource, RunnerName
-from optigpu.documents.edge import LIFETIME_YEARS, EdgeBoard, EdgeMetric, EdgePage
+from optigpu.documents.devices import LIFETIME_YEARS, EdgeBoard, EdgeMetric, EdgePage, InputSource, RunnerName
 from optigpu.documents.fields import Entry, unknown
 from optigpu.documents.queries import Text
 from optigpu.hardware.boards import boards as catalog

@@ -19,7 +19,7 @@ from optigpu.claims.model import (
 )
 from optigpu.claims.rules import judge
 from optigpu.claims.work import flop_per_item, peak_flop_per_s
-from optigpu.documents.edge import EdgeBoard, EdgeMetric, EdgeWorkerRow
+from optigpu.documents.devices import EdgeBoard, EdgeMetric, EdgeWorkerRow
 from optigpu.edge.fit import check_claim
 from optigpu.hardware.boards import board as board_of
 from optigpu.hardware.catalog import Device, Dtype, devices, find, find_class

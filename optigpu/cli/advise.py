@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from optigpu.claims.matching import Measured
     from optigpu.claims.model import Book
     from optigpu.client import Client
-    from optigpu.documents.edge import EdgeBoard
+    from optigpu.documents.devices import EdgeBoard
     from optigpu.documents.facts import ModelFacts
     from optigpu.documents.result import Environment
     from optigpu.fit.advice import Advice, Evidence

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optigpu.claims.thesis import ClaimVerdict, FoundingComparison, compare_founding, weigh
-from optigpu.documents.edge import EdgeBoard, EdgeMetric
+from optigpu.documents.devices import EdgeBoard, EdgeMetric
 from optigpu.vocabulary import utc_now
 from tests.known import known
 from tests.unit.claims_results import BOOK, a_report, a_result
