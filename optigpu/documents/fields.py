@@ -1,7 +1,7 @@
-"""JSON that people write, in files and in requests, and what is wrong with it: which field, why, and which values are valid.
+"""JSON that people write, in files and in requests, and its errors: which field is wrong, why, which values are valid.
 
-pydantic places an error at ("stack", 0, "torch_compile", "mode"), where "torch_compile" is a member of a union. A person
-wrote `stack.0.mode`. The walk along the JSON schema tells the two apart.
+pydantic places an error at ("stack", 0, "torch_compile", "mode"), where "torch_compile" is a member of a union. A
+person wrote `stack.0.mode`. The walk along the JSON schema tells the two apart.
 """
 
 import codecs
