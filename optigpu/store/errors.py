@@ -10,10 +10,6 @@ from optigpu.vocabulary import NotFoundError, StoreError
 Row = TypeVar("Row")
 
 
-class CursorError(StoreError):
-    """The cursor of a page was not issued by this service."""
-
-
 class WithdrawnError(NotFoundError):
     """The result or the job was withdrawn; the text says when and why."""
 

@@ -29,9 +29,9 @@ from optigpu.store.database import moment
 from optigpu.store.errors import absent
 from optigpu.store.events import FINISHED, VARIANT_FINISHED, locked, record
 from optigpu.store.leases import Hold, Lease, held
+from optigpu.store.statements import clean_text
 from optigpu.store.tables import Job, ResultRow, Tombstone, VariantRow
 from optigpu.store.transitions import end
-from optigpu.store.types import clean_text
 from optigpu.vocabulary import (
     ConflictError,
     DocumentError,

@@ -1,18 +1,28 @@
-"""Statements that differ between the databases: INSERT with a conflict clause, the clock, spans, locks by name. And the
-cursors of pages: opaque to clients, a small JSON list in the service."""
+"""Column types that behave alike on PostgreSQL and SQLite, and statements that differ between them: INSERT with a conflict
+clause, the clock, spans, locks by name.
+
+And the cursors of pages: opaque to clients, a small JSON list in the service. No key counts up by itself: SQLite does
+that for INTEGER alone.
+"""
 
 import base64
 import hashlib
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from pydantic_core import from_json, to_json
 from sqlalchemy import (
+    JSON,
     ColumnElement,
+    DateTime,
+    Dialect,
     Double,
     Select,
+    String,
     TableClause,
+    Text,
     cast,
     extract,
     func,
@@ -21,13 +31,86 @@ from sqlalchemy import (
     tuple_,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import QueryableAttribute, Session
+from sqlalchemy.orm import QueryableAttribute, Session, mapped_column
+from sqlalchemy.types import TypeDecorator
 
-from optigpu.store.errors import CursorError
-from optigpu.store.types import UtcDateTime
-from optigpu.vocabulary import DocumentError, check_document, utc_now
+from optigpu.vocabulary import DocumentError, StoreError, check_document, utc_now
+
+Identifier = Annotated[str, mapped_column(String(36))]
+"""A UUID as text."""
+
+Digest = Annotated[str, mapped_column(String(64))]
+"""SHA-256 in hexadecimal."""
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware moment in UTC. SQLite keeps no time zone and would hand back a naive one."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Raises ValueError for a time without a time zone."""
+        if value is not None and value.tzinfo is None:
+            raise ValueError(f"{value} has no time zone; use an aware moment, such as utc_now().")
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Always aware, always UTC, whatever the server's time zone is."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Document(TypeDecorator[Any]):
+    """JSON that comes back as it went in: JSONB sorts keys and rewrites numbers. Raises DocumentError for NaN,
+    infinity, NUL and half surrogates, which only one of the two databases would take."""
+
+    impl = JSON(none_as_null=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        """Checks the document, then leaves it to JSON."""
+        check_document(value)
+        return value
+
+
+class JsonText(TypeDecorator[dict[str, object]]):
+    """A JSON object in a column of text, read and written by pydantic-core."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: dict[str, object] | None, dialect: Dialect) -> str | None:
+        """Writes the object."""
+        return None if value is None else to_json(value).decode()
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> dict[str, object] | None:
+        """Reads the object."""
+        return None if value is None else from_json(value)
+
+
+class PlainText(TypeDecorator[str]):
+    """Text of any length. What PostgreSQL cannot hold becomes U+FFFD: a reason is worth keeping without it."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Replaces NUL characters and half surrogates."""
+        return None if value is None else clean_text(value)
+
+
+def clean_text(text: str) -> str:
+    """The text with each character that not every database can hold replaced by U+FFFD."""
+    return text.replace("\x00", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
 
 LARGEST_INTEGER = 2**63
+
+
+class CursorError(StoreError):
+    """The cursor of a page was not issued by this service."""
 
 
 def encode_cursor(*position: object) -> str:

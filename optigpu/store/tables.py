@@ -21,7 +21,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from optigpu.documents.devices import DeviceSource, InputSource, ReportState, RunnerName
 from optigpu.documents.views import LaunchState, Standing, Want, Withdrawn
-from optigpu.store.types import Digest, Document, Identifier, JsonText, PlainText, UtcDateTime
+from optigpu.store.statements import Digest, Document, Identifier, JsonText, PlainText, UtcDateTime
 from optigpu.vocabulary import DeviceKind, FailureKind, Frozen, JobState, Role, Scheduler, VariantStatus
 
 View = TypeVar("View", bound=Frozen)
