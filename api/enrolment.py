@@ -26,9 +26,8 @@ from api.service import Service, ServiceDep
 from api.signatures import SCHEME, Signature, read_header
 from optigpu.job.spec import digest
 from optigpu.store import devices
-from optigpu.store.database import Session, moment
+from optigpu.store.database import KeyRefusedError, Session, moment
 from optigpu.store.devices import FIRST_VERSION, DeviceRequest, Entered, Invite, NewDevice
-from optigpu.store.errors import KeyRefusedError
 from optigpu.vocabulary import Frozen
 
 _NO_VERIFIER = bytes(signatures.KEY_BYTES)

@@ -13,10 +13,9 @@ from api.limits import RateLimiter
 from api.problems import ProblemError
 from api.settings import ServiceSettings
 from optigpu.documents.administration import AuditAction
-from optigpu.store import audit, keys, revisions
-from optigpu.store.database import Database, Session
+from optigpu.store import audit, database, keys
+from optigpu.store.database import Database, Part, Revisions, Session
 from optigpu.store.keys import KeyInfo, Scope
-from optigpu.store.revisions import Part, Revisions
 from optigpu.vocabulary import utc_now
 
 MOST_KEPT = 10_000
@@ -91,7 +90,7 @@ class Gate:
 
     def _read_revisions(self) -> Revisions:
         with self._database.glance() as connection:
-            return revisions.current(connection)
+            return database.current_revisions(connection)
 
     def _known_as_of(self, revision: str | None) -> "_KnownKeys":
         """What is known of keys if they have not changed since; a thread that reads them still keeps them with the

@@ -11,7 +11,7 @@ from api.auth import ADMITTED, call_of
 from api.gate import Gate
 from api.problems import ProblemError, from_store, problem_response
 from api.tags import is_known, tag_of
-from optigpu.store.revisions import Part
+from optigpu.store.database import Part
 from optigpu.vocabulary import StoreError
 
 PATH = "/v1/leaderboard"

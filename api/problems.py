@@ -14,7 +14,7 @@ from starlette.types import Scope
 from api.rendering import look, page, wants_page
 from optigpu.documents.fields import WHOLE, Entry, describe_parameters
 from optigpu.documents.views import Problem
-from optigpu.store.errors import StoreUnavailableError, WithdrawnError
+from optigpu.store.database import StoreUnavailableError, WithdrawnError
 from optigpu.store.statements import CursorError
 from optigpu.vocabulary import ConflictError, DocumentError, NotFoundError, StoreError
 

@@ -28,8 +28,7 @@ from optigpu.documents.fields import describe_settings
 from optigpu.hardware.nvml import Driver
 from optigpu.paths import lock_dir
 from optigpu.store import workers
-from optigpu.store.database import Database, Session
-from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.database import Database, Session, StoreUnavailableError
 from optigpu.tracing import tracing
 from optigpu.variables import unknown_variables
 from optigpu.vocabulary import SCHEDULERS, DeviceKind, OptiGPUError, Scheduler, StoreError, UnsupportedError

@@ -14,8 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from optigpu.conductor.processes.child import TASKS
 from optigpu.conductor.proof import prove
 from optigpu.paths import data_dir
-from optigpu.store.database import Database, Session, default_url
-from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.database import Database, Session, StoreUnavailableError, default_url
 from optigpu.store.leases import Lease
 from optigpu.store.workers import WorkerInfo
 from optigpu.tracing import Tracing

@@ -7,7 +7,7 @@ import structlog
 from optigpu.documents.versions import why_none_ranks
 from optigpu.measure import Report, run
 from optigpu.store import leases
-from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.database import StoreUnavailableError
 from optigpu.store.leases import Lease
 from optigpu.vocabulary import (
     AttemptEndedError,

@@ -16,8 +16,7 @@ from optigpu.clusters import Task
 from optigpu.clusters.task import name_of, options_of
 from optigpu.documents.views import LaunchState
 from optigpu.store import launches, leases
-from optigpu.store.database import Database, Session
-from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.database import Database, Session, StoreUnavailableError
 from optigpu.store.launches import Begun, Launch
 from optigpu.vocabulary import Scheduler
 from worker.context import LauncherSettings, Stopping

@@ -33,7 +33,7 @@ from optigpu.http_clients import http_client, proxy_at_fault
 from optigpu.paths import lock_dir
 from optigpu.proxies import is_loopback
 from optigpu.store.artifacts import Artifact
-from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.database import StoreUnavailableError
 from optigpu.store.launches import PilotLease
 from optigpu.store.leases import Lease
 from optigpu.tracing import Tracing

@@ -9,8 +9,7 @@ from contextlib import suppress
 import structlog
 
 from optigpu.store import leases, queue, workers
-from optigpu.store.database import moment
-from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.database import StoreUnavailableError, moment
 from optigpu.vocabulary import FailureKind, LeaseLostError
 from worker import heartbeat
 from worker.capabilities import with_models

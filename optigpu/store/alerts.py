@@ -11,8 +11,7 @@ from optigpu.documents.administration import AlertKind, AlertRequest, AlertView,
 from optigpu.documents.result import Result
 from optigpu.documents.views import Decision, RowFacts, Standing, Withdrawn
 from optigpu.store import results, webhooks
-from optigpu.store.database import moment
-from optigpu.store.errors import row_of
+from optigpu.store.database import moment, row_of
 from optigpu.store.tables import AlertRule, BoardRow, LeaderboardEntry
 from optigpu.vocabulary import METRICS, Better, ConflictError, Document, new_id
 

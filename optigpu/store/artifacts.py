@@ -13,8 +13,7 @@ from sqlalchemy import LargeBinary, func, select
 from sqlalchemy.orm import Session, defer
 
 from optigpu.documents.views import ArtifactsView, ArtifactView, Withdrawn
-from optigpu.store.database import Database
-from optigpu.store.errors import row_of
+from optigpu.store.database import Database, row_of
 from optigpu.store.tables import ArtifactRow, ResultRow
 from optigpu.vocabulary import NotFoundError
 

@@ -1,13 +1,19 @@
-"""The connection to the results database: PostgreSQL or a SQLite file."""
+"""The connection to the results database, PostgreSQL or a SQLite file: its errors, and the revisions of its parts.
+
+A part of the database has another revision after each transaction that changed it. Whoever keeps what was read, keeps
+the revision with it, and asks for the revision alone the next time. A revision is random, so that a database that was
+restored from a backup never has one again that stood for something else.
+"""
 
 import os
 import select as select_
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import (
@@ -22,13 +28,81 @@ from sqlalchemy.exc import (
     StatementError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.orm import Session as Session  # offered to the worker, which imports no SQLAlchemy
-from sqlalchemy.orm import sessionmaker
 
 from optigpu.paths import data_dir
-from optigpu.store import revisions
-from optigpu.store.errors import StoreUnavailableError
-from optigpu.vocabulary import OptiGPUError, StoreError, utc_now
+from optigpu.store.statements import insert_into
+from optigpu.store.tables import Revision, Tombstone
+from optigpu.vocabulary import NotFoundError, OptiGPUError, StoreError, new_id, utc_now
+
+Row = TypeVar("Row")
+
+
+class WithdrawnError(NotFoundError):
+    """The result or the job was withdrawn; the text says when and why."""
+
+
+class KeyRefusedError(StoreError):
+    """The key of a device was replaced or revoked."""
+
+
+class StoreUnavailableError(StoreError):
+    """The database cannot be reached, or its tables are not those of this version."""
+
+
+def row_of(session: Session, table: type[Row], kind: str, id_: str) -> Row:
+    """The row with that id, which is called a `kind` in the error. Raises NotFoundError, as `absent` has it."""
+    row = session.get(table, id_)
+    if row is None:
+        raise absent(session, kind, id_)
+    return row
+
+
+def absent(session: Session, kind: str, id_: str) -> NotFoundError:
+    """The error for what is not there: WithdrawnError with the reason for a result or a job that was withdrawn."""
+    stone = session.get(Tombstone, id_)
+    if stone is None or stone.kind != kind:
+        return NotFoundError(f"There is no {kind} {id_}.")
+    return WithdrawnError(f"The {kind} {id_} was withdrawn on {stone.withdrawn_at:%Y-%m-%d}: {stone.reason}")
+
+
+class Part(StrEnum):
+    """A part of the database that has revisions."""
+
+    KEYS = "keys"
+    LEADERBOARD = "leaderboard"
+
+
+Revisions = Mapping[str, str]
+"""By part; a part that never changed has none."""
+
+
+def mark_changed(session: Session, part: Part) -> None:
+    """This transaction changes the part: `renew` gives it another revision when the transaction ends."""
+    session.info.setdefault(Part, set()).add(part)
+
+
+def renew_revisions(session: Session) -> None:
+    """Gives each part that changed its new revision.
+
+    It is the last statement of a transaction: whoever else changes the part waits for the commit. In the order of the
+    names, so that no two transactions wait for each other.
+    """
+    for part in sorted(session.info.pop(Part, ())):
+        row = insert_into(session, Revision).values(part=part, revision=new_id())
+        session.execute(
+            row.on_conflict_do_update(index_elements=["part"], set_={"revision": row.excluded.revision})
+        )
+
+
+def current_revisions(connection: Connection) -> Revisions:
+    """The revisions as they are now. Every call waits for this, and a session takes twice as long."""
+    return dict(connection.execute(_CURRENT).all())
+
+
+_CURRENT = select(Revision.part, Revision.revision)
+
 
 SQLITE_WAIT_S = 30
 CONNECT_WAIT_S = 5
@@ -95,7 +169,7 @@ class Database:
         it holds the write lock from its start, so that nothing it has read can change under it."""
         with store_errors(self._engine.url), self._write.begin() as session:
             yield session
-            revisions.renew(session)
+            renew_revisions(session)
 
     def ping(self) -> None:
         """Raises StoreUnavailableError when the database does not answer."""

@@ -8,8 +8,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from optigpu.documents.devices import DevicePage, DeviceSource, DeviceStatus, DeviceView
-from optigpu.store.database import moment
-from optigpu.store.errors import KeyRefusedError, absent, row_of
+from optigpu.store.database import KeyRefusedError, absent, moment, row_of
 from optigpu.store.statements import insert_into, newest_first
 from optigpu.store.tables import Device, DeviceBoot, DeviceInvite, DeviceKey
 from optigpu.vocabulary import ConflictError, Frozen, new_id

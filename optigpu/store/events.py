@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.views import EventView, Withdrawn
 from optigpu.store import results
-from optigpu.store.errors import absent
+from optigpu.store.database import absent
 from optigpu.store.tables import Job, JobEvent, VariantRow
 from optigpu.vocabulary import Document, Frozen
 

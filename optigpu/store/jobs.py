@@ -20,8 +20,7 @@ from optigpu.documents.views import (
 from optigpu.job.needs import Need, needs_of
 from optigpu.job.spec import JobSpec, digest
 from optigpu.store import launches, queue, reuse, transitions, unserved
-from optigpu.store.database import moment
-from optigpu.store.errors import row_of
+from optigpu.store.database import moment, row_of
 from optigpu.store.events import locked, record
 from optigpu.store.statements import before, clock, encode_cursor, insert_into, like_part
 from optigpu.store.tables import Attempt, Base, Job, JobEvent, JobNeed, ResultRow, VariantRow

@@ -25,8 +25,7 @@ from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.store import artifacts, jobs, results, standings
 from optigpu.store.artifacts import Artifact
-from optigpu.store.database import moment
-from optigpu.store.errors import absent
+from optigpu.store.database import absent, moment
 from optigpu.store.events import FINISHED, VARIANT_FINISHED, locked, record
 from optigpu.store.leases import Hold, Lease, held
 from optigpu.store.statements import clean_text

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 from optigpu.documents.result import Result, Samples
 from optigpu.documents.views import History, HistoryPoint, RowFacts, SamplesView, Standing, Withdrawn
 from optigpu.job.spec import digest
+from optigpu.store.database import absent, row_of
 from optigpu.store.entries import metric_row
-from optigpu.store.errors import absent, row_of
 from optigpu.store.statements import before, encode_cursor, insert_into
 from optigpu.store.tables import (
     BoardRow,

@@ -430,7 +430,7 @@ class KnownName(Base, table="known_names"):
 
 
 class Revision(Base, table="revisions"):
-    """The revision of a part of the database; see `optigpu.store.revisions`."""
+    """The revision of a part of the database; see `optigpu.store.database`."""
 
     part: Mapped[str] = mapped_column(primary_key=True)
     revision: Mapped[Identifier]

@@ -18,8 +18,7 @@ from optigpu.documents.administration import (
     WebhookEvent,
     WebhookView,
 )
-from optigpu.store.database import moment
-from optigpu.store.errors import row_of
+from optigpu.store.database import moment, row_of
 from optigpu.store.statements import newest_first
 from optigpu.store.tables import Webhook, WebhookDelivery
 from optigpu.vocabulary import ConflictError, Document, Frozen, new_id

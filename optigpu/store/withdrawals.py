@@ -9,8 +9,7 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.views import WithdrawalView, Withdrawn
 from optigpu.store import standings
-from optigpu.store.database import moment
-from optigpu.store.errors import row_of
+from optigpu.store.database import moment, row_of
 from optigpu.store.events import locked
 from optigpu.store.statements import take_turns
 from optigpu.store.tables import Job, ResultRow, Tombstone, VariantRow

@@ -15,7 +15,7 @@ from api import feeds
 from api.feeds import Batch
 from optigpu.documents.views import EventView, ProgressView
 from optigpu.store import events, leases, outcomes
-from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.database import StoreUnavailableError
 from optigpu.store.tables import Job, JobEvent
 from optigpu.vocabulary import JobState
 from tests.service.records import a_metric, a_result, told

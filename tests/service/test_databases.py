@@ -24,8 +24,7 @@ import migrations
 from api.__main__ import main
 from optigpu.documents.queries import LeaderboardQuery
 from optigpu.store import jobs, leaderboard, queue, results
-from optigpu.store.database import Database, default_url, engine_for
-from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.database import Database, StoreUnavailableError, default_url, engine_for
 from optigpu.store.tables import Attempt, EnvironmentRow, Job
 from optigpu.store.workers import broker_url
 from optigpu.vocabulary import DocumentError, JobState, StoreError

@@ -16,8 +16,7 @@ from api.signatures import new_code
 from benchmarks.signing_device import BOARD, FIRMWARE, MODEL
 from optigpu.documents.devices import DeviceSource
 from optigpu.store import devices
-from optigpu.store.database import moment
-from optigpu.store.errors import KeyRefusedError
+from optigpu.store.database import KeyRefusedError, moment
 from optigpu.store.tables import Device, DeviceInvite, DeviceKey
 from tests.service.device_client import Claim, EdgeDevice, enrolled, invited, message, now_us, report
 from tests.service.serving import Served, serving

@@ -26,7 +26,7 @@ from optigpu.models import hub
 from optigpu.models.hub import why_no_hub
 from optigpu.proxies import VARIABLES, is_excepted, is_loopback
 from optigpu.quality.text import read_hub
-from optigpu.store.errors import StoreUnavailableError
+from optigpu.store.database import StoreUnavailableError
 from optigpu.vocabulary import OptiGPUError, UnreachableError, UnsupportedError
 from tests.unit.scripted_service import Answer, scripted_service
 from worker.pilot import ServiceCalls
