@@ -1,7 +1,12 @@
 """Reads the leaderboard: boards of results that can be compared, each ranked by one metric.
 
-A board holds the results of one workload digest: a kind of workload with its shapes and its model. Hardware is a
-column and a filter. `standings` says which results are current, `ranks` in which order they are listed.
+Order of a board's rows: current results, then earlier ones, then invalid ones; within each the rows whose metric has a
+95% interval come first; then the metric's value, best first, and equal values by result id.
+
+Only current results have a rank. A row shares the rank of the row before it if its interval touches the interval of the
+first row of that rank (of that row only, so that a chain of overlaps is not one rank); else its rank is its position
+(1, 1, 3). Rows without an interval share one rank below all others: their precision is unknown. Counted metrics
+(COUNTED_METRICS, such as `weight_bytes`) are exact without an interval.
 """
 
 from collections import defaultdict
@@ -10,22 +15,82 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from types import NoneType
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
-from sqlalchemy import Connection, Select, bindparam, case, exists, func, or_, select, tuple_
+from sqlalchemy import Connection, Row, Select, bindparam, case, exists, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from optigpu.documents.queries import HEAD_ROWS, ROWS, LeaderboardQuery
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.views import Baseline, BoardName, LeaderboardPage, RowFacts, Standing
-from optigpu.store import filters, ranks
+from optigpu.store import filters
 from optigpu.store.entries import stack_text
 from optigpu.store.filters import OF_BOARD, OF_ENTRY, OF_METRIC, Values
-from optigpu.store.ranks import Found, Place
-from optigpu.store.statements import encode_cursor, newest_of
+from optigpu.store.statements import decode_cursor, encode_cursor, newest_of
 from optigpu.store.tables import BoardRow, LeaderboardEntry, MetricRow
 from optigpu.vocabulary import METRICS, Document, NotFoundError
+
+GROUPS = {standing: number for number, standing in enumerate(Standing)}
+"""The number of each standing in the order."""
+_NUMBER = (int, float)
+_MAYBE = (*_NUMBER, NoneType)
+_KINDS = (str, int, _NUMBER, str, int, (int, NoneType), _MAYBE, _MAYBE)
+Found = Row[*tuple[Any, ...]]
+"""A row of the metrics of a board."""
+PARAMETERS = ("standing_number", "unsure", "order", "result_id")
+"""The order of rows, as columns and as parameters of a statement."""
+
+
+class Place(NamedTuple):
+    """The place of a row of a board: its position, and its rank with the interval of the rank's first row."""
+
+    workload_digest: str
+    group: int
+    order: float
+    result_id: str
+    position: int
+    rank: int | None
+    low: float | None
+    high: float | None
+
+    def has_rank_of(self, row: Found) -> bool:
+        """Whether the next row shares the rank."""
+        if self.low is None or self.high is None or row.low is None:
+            return row.low is None and self.low is None
+        return bool(row.low <= self.high and self.low <= row.high)
+
+    def cursor(self) -> str:
+        """The cursor of the rows that follow."""
+        return encode_cursor(*self)
+
+
+def place_of(cursor: str) -> Place:
+    """The place that a cursor continues from. Raises CursorError."""
+    return Place(*decode_cursor(cursor, *_KINDS))
+
+
+def ranked(
+    workload_digest: str, rows: Iterable[Found], place: Place | None
+) -> tuple[list[int | None], Place | None]:
+    """The rank of each row of metrics, in order, given the place where the page before ended; and the last's place."""
+    found = []
+    for row in rows:
+        position = place.position + 1 if place else 1
+        rank, low, high = position, row.low, row.high
+        if place is not None and place.rank is not None and place.has_rank_of(row):
+            rank, low, high = place.rank, place.low, place.high
+        found.append(rank if row.standing is Standing.CURRENT else None)
+        key = GROUPS[row.standing], row.place, row.result_id
+        place = Place(workload_digest, *key, position, found[-1], low, high)
+    return found, place
+
+
+def parameters_of(place: Place) -> dict[str, bool | float | str]:
+    """The place as parameters of a statement that reads the rows that follow it."""
+    return dict(zip(PARAMETERS, (place.group, place.low is None, place.order, place.result_id), strict=True))
+
 
 BOARDS = 10
 """How many boards a page has."""
@@ -41,7 +106,7 @@ Names = tuple[str, ...]
 
 metrics, entries, boards = MetricRow.__table__.c, LeaderboardEntry.__table__.c, BoardRow.__table__.c
 _METRIC = func.coalesce(bindparam("metric", type_=metrics.name.type), boards.primary_metric)
-_GROUP = case({standing.value: number for standing, number in ranks.GROUPS.items()}, value=metrics.standing)
+_GROUP = case({standing.value: number for standing, number in GROUPS.items()}, value=metrics.standing)
 _ORDER = (_GROUP, metrics.unsure, metrics.place, metrics.result_id)
 """The order of a board's rows."""
 
@@ -56,7 +121,7 @@ def read(connection: Connection, query: LeaderboardQuery) -> Document:
     if query.metric is not None and query.metric not in METRICS:
         raise NotFoundError(f"There is no metric {query.metric!r}; the metrics are {', '.join(METRICS)}.")
     after = newest_of(query.cursor)
-    place = ranks.place_of(query.cursor) if query.cursor is not None and after is None else None
+    place = place_of(query.cursor) if query.cursor is not None and after is None else None
     of_board = filters.of_board(query, after)
     if place is not None:
         of_board["digest"] = place.workload_digest
@@ -135,7 +200,7 @@ class _Reader:
         self, numbers: Sequence[int], of_entry: Values, limit: int, place: Place | None = None
     ) -> Sequence[Found]:
         """Of each board, by its number, its first rows, or those that follow a place."""
-        values = of_entry | (ranks.parameters(place) if place else {})
+        values = of_entry | (parameters_of(place) if place else {})
         values |= {"board": numbers[0]} if len(numbers) == 1 else {"boards": numbers}
         statement = _rows(
             _set(OF_ENTRY, of_entry),
@@ -154,7 +219,7 @@ class _Reader:
 
     def _board(self, board: Found, rows: Sequence[Found], count: int) -> dict[str, Any]:
         metric = self.query.metric or board.primary_metric
-        shown, last = ranks.ranked(board.workload_digest, rows[: self.limit], self.place)
+        shown, last = ranked(board.workload_digest, rows[: self.limit], self.place)
         return {
             "workload_digest": board.workload_digest,
             "workload": board.document,
@@ -275,7 +340,7 @@ def _rows(
         metrics.name == _METRIC,
         or_(*(metrics.standing == bindparam(None, standing, literal_execute=True) for standing in standings)),
     )
-    keys = [each.label(name) for each, name in zip(_ORDER, ranks.PARAMETERS, strict=True)]
+    keys = [each.label(name) for each, name in zip(_ORDER, PARAMETERS, strict=True)]
     place = (metrics.board, metrics.standing, metrics.hardware_class)
     of_class = func.row_number().over(partition_by=place, order_by=_ORDER).label("of_class")
     found = (
@@ -288,7 +353,7 @@ def _rows(
         *found.c, func.count().over(partition_by=found.c.board).label("number")
     )
     each = (counted.where(found.c.of_class == 1) if best else counted).subquery("each")
-    following = [each.c[name] for name in ranks.PARAMETERS]
+    following = [each.c[name] for name in PARAMETERS]
     position = func.row_number().over(partition_by=each.c.board, order_by=following).label("position")
     numbered: Select[*Columns] = select(*each.c, position)
     if continues:
