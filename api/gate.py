@@ -13,8 +13,8 @@ from api.limits import RateLimiter
 from api.problems import ProblemError
 from api.settings import ServiceSettings
 from optigpu.documents.administration import AuditAction
-from optigpu.store import audit, database, keys
-from optigpu.store.database import Database, Part, Revisions, Session
+from optigpu.store import audit, keys
+from optigpu.store.database import Database, Part, Revisions, Session, current_revisions
 from optigpu.store.keys import KeyInfo, Scope
 from optigpu.vocabulary import utc_now
 
@@ -90,7 +90,7 @@ class Gate:
 
     def _read_revisions(self) -> Revisions:
         with self._database.glance() as connection:
-            return database.current_revisions(connection)
+            return current_revisions(connection)
 
     def _known_as_of(self, revision: str | None) -> "_KnownKeys":
         """What is known of keys if they have not changed since; a thread that reads them still keeps them with the

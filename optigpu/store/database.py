@@ -28,8 +28,8 @@ from sqlalchemy.exc import (
     StatementError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.orm import Session as Session  # offered to the worker, which imports no SQLAlchemy
+from sqlalchemy.orm import sessionmaker
 
 from optigpu.paths import data_dir
 from optigpu.store.statements import insert_into

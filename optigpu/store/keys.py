@@ -9,8 +9,7 @@ from enum import StrEnum
 from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
-from optigpu.store import database
-from optigpu.store.database import Part, moment, row_of
+from optigpu.store.database import Part, mark_changed, moment, row_of
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import ApiKey, SignIn
 from optigpu.vocabulary import ConflictError, Frozen, StoreError, new_id, utc_now
@@ -74,7 +73,7 @@ def rotate(session: Session, key_id: str, *, grace: timedelta, lasts: timedelta 
     plain = create(session, row.name, row.scopes, lasts)
     ends = at + grace
     row.expires_at = ends if row.expires_at is None else min(row.expires_at, ends)
-    database.mark_changed(session, Part.KEYS)
+    mark_changed(session, Part.KEYS)
     return plain
 
 
@@ -99,7 +98,7 @@ def revoke(session: Session, key_id: str) -> None:
     """Makes the key invalid. Raises NotFoundError."""
     row = row_of(session, ApiKey, "key", key_id)
     row.revoked_at = row.revoked_at or moment(session)
-    database.mark_changed(session, Part.KEYS)
+    mark_changed(session, Part.KEYS)
 
 
 def list_(session: Session) -> list[KeyInfo]:
@@ -142,7 +141,7 @@ def _add(session: Session, plain: str, name: str, scopes: Iterable[str], lasts: 
         "created_at": at,
         "expires_at": at + lasts if lasts else None,
     }
-    database.mark_changed(session, Part.KEYS)
+    mark_changed(session, Part.KEYS)
     insert = insert_into(session, ApiKey).values(row).on_conflict_do_nothing(index_elements=["hash"])
     return session.scalars(insert.returning(ApiKey.id)).one_or_none() is not None
 

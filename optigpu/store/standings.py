@@ -19,8 +19,8 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.result import Result
 from optigpu.documents.views import Standing
-from optigpu.store import alerts, database
-from optigpu.store.database import Part
+from optigpu.store import alerts
+from optigpu.store.database import Part, mark_changed
 from optigpu.store.entries import entry_of, techniques_of
 from optigpu.store.statements import insert_into, take_turns
 from optigpu.store.tables import (
@@ -64,7 +64,7 @@ def enter(session: Session, result: Result) -> None:
         alerts.look_for_regression(session, before, result)
         alerts.look(session, entry, result)
     session.flush()
-    database.mark_changed(session, Part.LEADERBOARD)
+    mark_changed(session, Part.LEADERBOARD)
 
 
 def remove(session: Session, result_ids: Collection[str]) -> None:
@@ -86,7 +86,7 @@ def remove(session: Session, result_ids: Collection[str]) -> None:
         _mark_superseded(session, board, variant)
     for number in boards:
         _leave_board(session, number, [each for each in gone if each.board == number])
-    database.mark_changed(session, Part.LEADERBOARD)
+    mark_changed(session, Part.LEADERBOARD)
 
 
 def beats(one: Costs, other: Costs) -> bool:

@@ -1,7 +1,6 @@
-"""Column types that behave alike on PostgreSQL and SQLite, and statements that differ between them: INSERT with a conflict
-clause, the clock, spans, locks by name.
+"""Column types that behave alike on PostgreSQL and SQLite, and statements that differ between them.
 
-And the cursors of pages: opaque to clients, a small JSON list in the service. No key counts up by itself: SQLite does
+These are INSERT with a conflict clause, the clock, spans and locks by name. And the cursors of pages: opaque to clients, a small JSON list in the service. No key counts up by itself: SQLite does
 that for INTEGER alone.
 """
 
