@@ -1,7 +1,7 @@
 """Column types that behave alike on PostgreSQL and SQLite, and statements that differ between them.
 
-These are INSERT with a conflict clause, the clock, spans and locks by name. And the cursors of pages: opaque to clients, a small JSON list in the service. No key counts up by itself: SQLite does
-that for INTEGER alone.
+These are INSERT with a conflict clause, the clock, spans and locks by name. No key counts up by itself: SQLite does
+that for INTEGER alone. The cursors of pages stand here too: opaque to clients, a small JSON list in the service.
 """
 
 import base64
