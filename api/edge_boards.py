@@ -1,5 +1,5 @@
 """The edge leaderboard: boards of the devices that ran one model's file with inputs of one source in one runner, each
-ranked by one metric. `store/edge_standings.py` has the reports that stand; `edge_figures.py` has their figures."""
+ranked by one metric. `store/edge.py` has the reports that stand; `edge_figures.py` has their figures."""
 
 import math
 from collections import Counter
@@ -22,9 +22,9 @@ from optigpu.documents.devices import (
     RunnerName,
 )
 from optigpu.documents.facts import NetworkFacts
-from optigpu.store import edge_models, edge_standings
+from optigpu.store import edge
 from optigpu.store.database import Session
-from optigpu.store.edge_standings import EdgeFilters, ImageResult, Partition
+from optigpu.store.edge import EdgeFilters, ImageResult, Partition
 from optigpu.store.entries import COMPARED_WITH_DEVICES, RATES
 from optigpu.store.statements import bad_cursor, decode_cursor, encode_cursor, newest_of
 from optigpu.vocabulary import Better, Document
@@ -77,17 +77,15 @@ def query(session: Session, query: EdgeQuery) -> EdgePage:
     """A page of boards, or of the rows of one. Raises CursorError."""
     after = newest_of(query.cursor)
     at = _place_of(query.cursor) if query.cursor is not None and after is None else None
-    found = edge_standings.partitions(
-        session, query, only=at[0] if at else None, after=after, limit=BOARDS + 1
-    )
+    found = edge.partitions(session, query, only=at[0] if at else None, after=after, limit=BOARDS + 1)
     alone = len(found) == 1 and after is None
     limit = query.limit or (ROWS if alone else HEAD_ROWS)
-    images = edge_standings.image_results(session) if found else []
+    images = edge.image_results(session) if found else []
     boards = tuple(_board(session, query, each, limit, at, images) for each, _ in found[:BOARDS])
     note = None
     if not boards:
         note = "No report matches all of these filters; leave one out."
-        if not edge_standings.partitions(session, EdgeQuery(), limit=1):
+        if not edge.partitions(session, EdgeQuery(), limit=1):
             note = "No device has reported yet. Enrol one with `python -m api devices invite`."
     return EdgePage(
         boards=boards,
@@ -118,7 +116,7 @@ def _board(
     unranked = [each.row for each in every if each.place.group == _UNRANKED]
     listed = [each for each in every if query.include_unranked or each.place.group != _UNRANKED]
     rows = [each for each in _with_ranks(listed, query.metric) if at is None or each.place > at[1]]
-    manifest = edge_models.document_of(session, partition.model_sha256)
+    manifest = edge.document_of(session, partition.model_sha256)
     network = NetworkFacts.of_manifest(manifest) if manifest else None
     counts = Counter(reason for row in unranked for reason in row.reasons)
     not_ranked = dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
@@ -144,7 +142,7 @@ def _board(
 
 def _candidates(session: Session, query: EdgeQuery, partition: Partition) -> Iterable[_Candidate]:
     """The standing reports of a partition: of each device the one that ranks, and the newest that does not."""
-    for report, device, is_revoked in edge_standings.standing(session, query, partition):
+    for report, device, is_revoked in edge.standing(session, query, partition):
         document = report.document
         row = EdgeRow(
             **report.model_dump(include={"device_id", "source", "received_at", "flags"}),

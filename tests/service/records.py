@@ -29,9 +29,8 @@ from optigpu.documents.views import Board, LeaderboardRow
 from optigpu.job.spec import JobSpec, digest
 from optigpu.store import (
     alerts,
-    device_reports,
     devices,
-    edge_models,
+    edge,
     events,
     jobs,
     keys,
@@ -43,8 +42,8 @@ from optigpu.store import (
 )
 from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database, Session, moment
-from optigpu.store.device_reports import JudgedReport
 from optigpu.store.devices import DeviceRequest, NewDevice
+from optigpu.store.edge import JudgedReport
 from optigpu.store.leases import Lease
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import METRICS, DeviceKind, JobState, Role, VariantStatus, new_id
@@ -274,9 +273,9 @@ def fill_devices(database: Database) -> None:
             clock_synchronised=True,
             received_at=NOON,
         )
-        edge_models.add(session, ModelManifest.model_validate(manifest()))
+        edge.add_model(session, ModelManifest.model_validate(manifest()))
         device = devices.enter(session, request)
-        run = device_reports.start_run(session, request, "a" * 64)
+        run = edge.start_run(session, request, "a" * 64)
         sent = DeviceMessage.model_validate(message(report(1, run.id)))
         assert len(measurements.take(session, request, device, sent).reports) == 1
 
@@ -354,7 +353,7 @@ def stored(
         reasons=reasons,
         flags=flags,
     )
-    answer = device_reports.add(session, request, judged)
+    answer = edge.add_report(session, request, judged)
     assert answer.report_id is not None
     return answer.report_id
 
@@ -366,7 +365,7 @@ def a_manifest(sha256: str = MODEL, **network: Any) -> ModelManifest:
 
 def known(session: Session, manifest: ModelManifest) -> None:
     """Enters a model."""
-    edge_models.add(session, manifest)
+    edge.add_model(session, manifest)
 
 
 def a_classification(
