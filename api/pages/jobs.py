@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Response
 from api.pages.view import Asked, ReaderView
 from api.parameters import Cursor
 from optigpu.job.spec import Tag
-from optigpu.store import jobs, unserved
+from optigpu.store import jobs, prospects
 from optigpu.vocabulary import JobState
 
 router = APIRouter()
@@ -28,7 +28,7 @@ def read_jobs(view: ReaderView, asked: Annotated[JobsAsked, Query()]) -> Respons
     with view.service.database.read() as session:
         page = jobs.list_(session, state=asked.state, tag=asked.tag, limit=SHOWN, cursor=asked.cursor)
         lease_s = view.service.settings.lease_s
-        waiting = unserved.reasons(session, [job.id for job in page.jobs], lease_s)
+        waiting = prospects.reasons(session, [job.id for job in page.jobs], lease_s)
     return view.page(
         "jobs.html", page=page, unserved=waiting, asked=asked, states=[state.value for state in JobState]
     )

@@ -19,12 +19,12 @@ from optigpu.documents.views import (
 )
 from optigpu.job.needs import Need, needs_of
 from optigpu.job.spec import JobSpec, digest
-from optigpu.store import launches, queue, reuse, transitions, unserved
+from optigpu.store import launches, prospects, queue, transitions
 from optigpu.store.database import moment, row_of
 from optigpu.store.events import locked, record
+from optigpu.store.prospects import Prospects
 from optigpu.store.statements import before, clock, encode_cursor, insert_into, like_part
 from optigpu.store.tables import Attempt, Base, Job, JobEvent, JobNeed, ResultRow, VariantRow
-from optigpu.store.unserved import Prospects
 from optigpu.store.workers import LEASE_S
 from optigpu.vocabulary import SCHEMA_VERSION, ConflictError, Document, Frozen, JobState, new_id
 
@@ -66,12 +66,12 @@ def submit(
                 f"This idempotency key was used for job {job.id} with another body; use a new key for a new job."
             )
         return Submitted(job=_view(session, job, lease_s), created=False)
-    prospects = unserved.look(session, [row["id"]], lease_s)[row["id"]]
-    answer = None if fresh else reuse.find(session, spec, prospects)
+    prospects = prospects.look(session, [row["id"]], lease_s)[row["id"]]
+    answer = None if fresh else prospects.find_answer(session, spec, prospects)
     if answer is None:
         return Submitted(job=_new_view(row, at, prospects), created=True)
     job = locked(session, row["id"])
-    reuse.enter(session, job, answer, at)
+    prospects.enter_answer(session, job, answer, at)
     return Submitted(job=_view(session, job, lease_s), created=True)
 
 
@@ -203,7 +203,7 @@ def _view(session: Session, job: Job, lease_s: float) -> JobView:
         **_of_spec(job.spec),
         queue_position=place,
         estimated_start_at=begins,
-        unserved=unserved.reasons(session, [job.id], lease_s).get(job.id),
+        unserved=prospects.reasons(session, [job.id], lease_s).get(job.id),
         launch=launches.last_of(session, job.id) if job.via else None,
         progress=ENDED if job.state.is_final else job.progress,
         attempts=[row.as_view(AttemptView) for row in session.scalars(attempts)],
