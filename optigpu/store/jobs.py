@@ -66,10 +66,10 @@ def submit(
                 f"This idempotency key was used for job {job.id} with another body; use a new key for a new job."
             )
         return Submitted(job=_view(session, job, lease_s), created=False)
-    prospects = prospects.look(session, [row["id"]], lease_s)[row["id"]]
-    answer = None if fresh else prospects.find_answer(session, spec, prospects)
+    found = prospects.look(session, [row["id"]], lease_s)[row["id"]]
+    answer = None if fresh else prospects.find_answer(session, spec, found)
     if answer is None:
-        return Submitted(job=_new_view(row, at, prospects), created=True)
+        return Submitted(job=_new_view(row, at, found), created=True)
     job = locked(session, row["id"])
     prospects.enter_answer(session, job, answer, at)
     return Submitted(job=_view(session, job, lease_s), created=True)

@@ -1,4 +1,4 @@
-"""What awaits a job that is posted: a worker that can take it, or why no live one can, or results that are there already.
+"""What awaits a posted job: a worker that can take it, or why no live one can, or results that are there already.
 
 Why it waits is a sentence for the person who posted it, found out whenever a job is read. A job that asks for the very
 same measurement need not be measured again: a result stands for a variant if it is valid, of the same digests (which
