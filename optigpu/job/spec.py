@@ -1,5 +1,8 @@
-"""A job as it is posted, validated completely before anything is stored or run, with its conditions: how it is
-measured, on which worker, and within which limits. These are part of no digest."""
+"""A job as it is posted, validated completely before anything is stored or run, and the variants that it is made of.
+
+Its conditions are how it is measured, on which worker, and within which limits. These are part of no digest. Errors of
+the request itself are found here; a problem of the machine ends only the variant that it concerns.
+"""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
@@ -9,16 +12,14 @@ from pydantic import AfterValidator, AwareDatetime, Field, field_validator, mode
 from optigpu.documents.endpoints import engine_name
 from optigpu.documents.facts import ImageFacts
 from optigpu.documents.fields import refusing
-from optigpu.job.spec.stack import (
-    BackendName,
-    EndpointName,
-    MeterName,
-    ModelName,
-    PlanName,
-    Tag,
-    check_stacks,
-)
-from optigpu.job.spec.variant import LARGEST_BATCH, expand_workload
+from optigpu.job.variant import LARGEST_BATCH as LARGEST_BATCH
+from optigpu.job.variant import BackendName, EndpointName, MeterName, ModelName, check_stacks
+from optigpu.job.variant import PlanName as PlanName
+from optigpu.job.variant import Tag as Tag
+from optigpu.job.variant import Variant as Variant
+from optigpu.job.variant import digest as digest
+from optigpu.job.variant import expand_workload as expand_workload
+from optigpu.job.variant import resolve as resolve
 from optigpu.meters.base import QualityOptions
 from optigpu.models.facts import known_facts
 from optigpu.models.reference import parse_reference, preset_of
