@@ -33,10 +33,19 @@ from optigpu.documents.result import (
 from optigpu.hardware import probe
 from optigpu.hardware.device_kinds import KINDS, devices_of, no_device
 from optigpu.job.attribution import attribute
-from optigpu.job.estimate import AUDIT, MAKE, guess_of, within_deadline
-from optigpu.job.first_guess import made_again
+from optigpu.job.estimate import (
+    AUDIT,
+    MAKE,
+    NO_RATES,
+    Need,
+    Took,
+    guess_of,
+    keep_rates,
+    known_rates,
+    made_again,
+    within_deadline,
+)
 from optigpu.job.plan import variants_of
-from optigpu.job.rates import NO_RATES, Need, Took, keep_rates, known_rates
 from optigpu.job.search import foreseen
 from optigpu.job.spec import JobSpec, PlanName, Variant
 from optigpu.vocabulary import (

@@ -137,9 +137,8 @@ def _shortened(spec: "JobSpec", *, may_shorten: bool) -> "JobSpec":
     """The ladder as far as two minutes allow; says what it leaves out."""
     from optigpu.conductor.preparation import needs
     from optigpu.conductor.session import environment_for
-    from optigpu.job.estimate import plan_time
+    from optigpu.job.estimate import known_rates, plan_time
     from optigpu.job.plan import variants_of
-    from optigpu.job.rates import known_rates
     from optigpu.job.short_ladder import left_out, shortened
 
     rates, needed = known_rates(), needs(spec, variants_of(spec), environment_for(spec.device))

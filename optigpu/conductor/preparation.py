@@ -24,8 +24,7 @@ from optigpu.documents.result import Environment, MetricSummary
 from optigpu.fit.memory import predicted_weight_bytes
 from optigpu.hardware.catalog import Device
 from optigpu.hardware.cgroup import free_host_bytes
-from optigpu.job.first_guess import FirstGuess
-from optigpu.job.rates import Need
+from optigpu.job.estimate import FirstGuess, Need
 from optigpu.job.spec import JobSpec, Variant, digest
 from optigpu.meters.quality import QUALITY_FOLDER
 from optigpu.models.held import KERAS, TFLITE

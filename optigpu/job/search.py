@@ -11,9 +11,19 @@ from math import ceil
 
 from optigpu.documents.events import Estimated
 from optigpu.documents.result import OF_THE_OUTPUT, Outcome, Result
-from optigpu.job.estimate import MAKE, START, Guess, Plan, plan_time, spoken
-from optigpu.job.first_guess import IMPORT_S, FirstGuess
-from optigpu.job.rates import NO_RATES, Need, Rates
+from optigpu.job.estimate import (
+    IMPORT_S,
+    MAKE,
+    NO_RATES,
+    START,
+    FirstGuess,
+    Guess,
+    Need,
+    Plan,
+    Rates,
+    plan_time,
+    spoken,
+)
 from optigpu.job.spec import JobSpec, PlanName, Variant, digest, resolve
 from optigpu.statistics.front import Bounds, compared, surpasses, unsurpassed
 from optigpu.techniques.base import Technique

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from optigpu.job.estimate import Plan
-from optigpu.job.first_guess import FirstGuess
+from optigpu.job.estimate import FirstGuess, Plan
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, PlanName
 from optigpu.techniques.base import Technique

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from optigpu.hardware import probe
-from optigpu.job.estimate import AUDIT, MAKE, SAMPLE, START, Plan, guess_of, plan_time
-from optigpu.job.first_guess import FirstGuess
+from optigpu.job.estimate import AUDIT, MAKE, SAMPLE, START, FirstGuess, Plan, guess_of, plan_time
 from optigpu.job.plan import variants_of, with_default_stack
 from optigpu.job.short_ladder import SHORT_S, left_out, shortened
 from optigpu.job.spec import JobSpec, Variant

@@ -11,8 +11,19 @@ import pytest
 from optigpu.conductor import progress as progress_module
 from optigpu.conductor.progress import MOST_RISE, MOST_SHARE, SHORT_S, JobProgress, Pace
 from optigpu.documents.events import Event, Progressed
-from optigpu.job.estimate import AUDIT, MAKE, SAMPLE, START, Guess, Plan, plan_time, spoken
-from optigpu.job.first_guess import IMPORT_S, ROUGH_LOOK_S, ROUGH_QUALITY_S
+from optigpu.job.estimate import (
+    AUDIT,
+    IMPORT_S,
+    MAKE,
+    ROUGH_LOOK_S,
+    ROUGH_QUALITY_S,
+    SAMPLE,
+    START,
+    Guess,
+    Plan,
+    plan_time,
+    spoken,
+)
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Measure
 from optigpu.vocabulary import DeadlineError, OverdueError, SpecError

@@ -5,9 +5,22 @@ from typing import Any
 
 import pytest
 
-from optigpu.job.estimate import AUDIT, MAKE, SAMPLE, START, guess_of, plan_time
+from optigpu.job.estimate import (
+    AUDIT,
+    MAKE,
+    MOST,
+    NO_RATES,
+    SAMPLE,
+    START,
+    Need,
+    Rates,
+    Took,
+    guess_of,
+    keep_rates,
+    known_rates,
+    plan_time,
+)
 from optigpu.job.plan import variants_of
-from optigpu.job.rates import MOST, NO_RATES, Need, Rates, Took, keep_rates, known_rates
 from optigpu.job.spec import JobSpec, Variant
 
 
