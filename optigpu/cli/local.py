@@ -138,8 +138,7 @@ def _shortened(spec: "JobSpec", *, may_shorten: bool) -> "JobSpec":
     from optigpu.conductor.preparation import needs
     from optigpu.conductor.session import environment_for
     from optigpu.job.estimate import known_rates, plan_time
-    from optigpu.job.plan import variants_of
-    from optigpu.job.short_ladder import left_out, shortened
+    from optigpu.job.plan import left_out_of_ladder, shortened, variants_of
 
     rates, needed = known_rates(), needs(spec, variants_of(spec), environment_for(spec.device))
 
@@ -147,7 +146,7 @@ def _shortened(spec: "JobSpec", *, may_shorten: bool) -> "JobSpec":
         return plan_time(ladder, variants_of(ladder), rates, needed)
 
     short = shortened(spec, plan_of, may_shorten=may_shorten)
-    if said := left_out(spec, short):
+    if said := left_out_of_ladder(spec, short):
         echo(said, err=True)
     return short
 

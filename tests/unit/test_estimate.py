@@ -9,8 +9,7 @@ import pytest
 
 from optigpu.hardware import probe
 from optigpu.job.estimate import AUDIT, MAKE, SAMPLE, START, FirstGuess, Plan, guess_of, plan_time
-from optigpu.job.plan import variants_of, with_default_stack
-from optigpu.job.short_ladder import SHORT_S, left_out, shortened
+from optigpu.job.plan import SHORT_S, left_out_of_ladder, shortened, variants_of, with_default_stack
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.models.described import Size, size_of
 from optigpu.models.reference import parse_reference
@@ -119,7 +118,7 @@ def test_a_ladder_that_nobody_named_is_cut_to_about_two_minutes(model: str) -> N
     assert short.stack or short.beside
     names = [each.name for each in short.stack]
     assert "torch_compile" not in names or "static_kv_cache" in names, "nothing without what it requires"
-    said = left_out(whole, short)
+    said = left_out_of_ladder(whole, short)
     assert said.startswith("To end in about two minutes, this ladder leaves out ")
     assert said.endswith(
         "1 process of each variant instead of 3, for 10 s at most, by requests of 32 new tokens; --stack all "
@@ -131,4 +130,4 @@ def test_a_ladder_that_nobody_named_is_cut_to_about_two_minutes(model: str) -> N
 def test_what_fits_stays_whole() -> None:
     whole = ladder("bundled:tiny")
     assert shortened(whole, lambda _: Plan(whole, {}, replicates=1, prepare_s=SHORT_S)) == whole
-    assert left_out(whole, whole) == ""
+    assert left_out_of_ladder(whole, whole) == ""
