@@ -25,7 +25,7 @@ from api.parameters import any_parameters
 from api.posting import Posting
 from api.problems import ProblemError, from_store
 from optigpu.documents.fields import WHOLE
-from optigpu.job.replay import replay_request
+from optigpu.job.measured import replay_request
 from optigpu.store import jobs, results, workers
 from optigpu.store.database import Session
 from optigpu.store.keys import Scope

@@ -23,7 +23,7 @@ from api.parameters import Id
 from api.words import metric_heading
 from optigpu.documents.versions import current, facts_of
 from optigpu.documents.views import Baseline, History, HistoryPoint
-from optigpu.job.replay import replay_request
+from optigpu.job.measured import replay_request
 from optigpu.job.spec import JobSpec
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.numbers import short, with_interval

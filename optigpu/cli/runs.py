@@ -249,7 +249,7 @@ def replay(
     Without flags it is measured as it was then. With --format json, what `run` prints with it, and the comparison.
     """
     from optigpu.cli.flags import read_flags, section_flags
-    from optigpu.job.replay import replay_note
+    from optigpu.job.measured import replay_note
     from optigpu.report.leaderboard import comparison_grid
     from optigpu.statistics.compare import compare as compare_results
 
@@ -310,7 +310,7 @@ def _is_result(document: object) -> bool:
 def _request(stored: Stored, changes: Mapping[str, Document]) -> "JobSpec":
     """The job that measures the result again, with changes of its sections `measure` and `limits`."""
     from optigpu.cli.options import validated
-    from optigpu.job.replay import replay_request
+    from optigpu.job.measured import replay_request
 
     request = replay_request(stored.result, stored.spec, changes["measure"])
     try:

@@ -11,8 +11,8 @@ from optigpu.conductor.largest_batch import LargestBatch, largest_batch
 from optigpu.conductor.preparation import make_references
 from optigpu.documents.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
 from optigpu.job.attribution import attribute
+from optigpu.job.measured import replay_request
 from optigpu.job.plan import variants_of
-from optigpu.job.replay import replay_request
 from optigpu.job.search import round_spec, stacks_of
 from optigpu.job.spec import JobSpec, Measure, digest
 from optigpu.measure import Report, run

@@ -6,8 +6,8 @@ from optigpu.backends.endpoint.runtime import key_of, metrics_in, require_allowe
 from optigpu.cli.options import parse_beside
 from optigpu.conductor.session import serving_sessions
 from optigpu.documents.endpoints import engine_name, parse_endpoint
+from optigpu.job.measured import replay_request
 from optigpu.job.plan import variants_of
-from optigpu.job.replay import replay_request
 from optigpu.job.spec import JobSpec
 from optigpu.vocabulary import SpecError, UnsupportedError
 from tests.servers.completions import serving

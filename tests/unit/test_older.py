@@ -11,8 +11,8 @@ import pytest
 from optigpu.documents.facts import Footprint
 from optigpu.documents.result import Attribution, Result
 from optigpu.documents.versions import current, facts_of
+from optigpu.job.measured import replay_note, replay_request
 from optigpu.job.plan import variants_of
-from optigpu.job.replay import replay_note, replay_request
 from optigpu.job.spec import JobSpec
 from optigpu.report.bundle import methods
 from optigpu.report.charts import CHARTS, Report, write_picture
