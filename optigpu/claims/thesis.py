@@ -17,8 +17,7 @@ from optigpu.claims.model import (
     plain,
     rounded,
 )
-from optigpu.claims.rules import judge
-from optigpu.claims.work import flop_per_item, peak_flop_per_s
+from optigpu.claims.rules import flop_per_item, judge, peak_flop_per_s
 from optigpu.documents.devices import EdgeBoard, EdgeMetric, EdgeWorkerRow
 from optigpu.edge.fit import check_claim
 from optigpu.hardware.boards import board as board_of
