@@ -15,8 +15,16 @@ from optigpu.ops.linear.int8_linear import TILE, int8_linear_backend, quantize_r
 from optigpu.surgery.bit_allocation import BitDecision, Candidate, Level, Stage
 from optigpu.surgery.int4_layers import Int4Embedding, Int4Linear, int4_bytes
 from optigpu.surgery.int8_layers import Int8Embedding, Int8Linear, Int16Linear
-from optigpu.surgery.places import LinearLayer, Place, checked_places, damaged, exchange, places_of, weight_of
-from optigpu.surgery.read_layers import read_layers
+from optigpu.surgery.places import (
+    LinearLayer,
+    Place,
+    checked_places,
+    damaged,
+    exchange,
+    places_of,
+    read_layers,
+    weight_of,
+)
 from optigpu.vocabulary import UnsupportedError
 
 SCHEME = Int4Scheme()
