@@ -8,7 +8,7 @@ from transformers.pytorch_utils import Conv1D
 
 from optigpu.models.families import FAMILIES
 from optigpu.ops.activation.fused_activation import bias_gelu
-from optigpu.surgery.merging import activation_kernels, kind_of, modules_of
+from optigpu.surgery.fused_blocks import activation_kernels, kind_of, modules_of
 from optigpu.surgery.places import Place, linear_of, weight_of
 from optigpu.vocabulary import UnsupportedError
 

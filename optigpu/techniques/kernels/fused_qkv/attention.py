@@ -12,7 +12,7 @@ from transformers import Cache, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from optigpu.models.families import FAMILIES, AttentionParts, Forwards, ModelFamily
-from optigpu.surgery.merging import joined, kind_of, modules_of, require_mergeable
+from optigpu.surgery.fused_blocks import joined, kind_of, modules_of, require_mergeable
 from optigpu.surgery.places import Place, become
 
 Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -5,13 +5,7 @@ from transformers import PreTrainedModel
 
 from optigpu.models.families import FAMILIES, Mlp
 from optigpu.ops.activation.fused_activation import swiglu
-from optigpu.surgery.merging import (
-    activation_kernels,
-    joined,
-    kind_of,
-    modules_of,
-    require_mergeable,
-)
+from optigpu.surgery.fused_blocks import activation_kernels, joined, kind_of, modules_of, require_mergeable
 from optigpu.surgery.places import Place, linear_of
 from optigpu.vocabulary import UnsupportedError
 
