@@ -16,7 +16,7 @@ from optigpu.ops.linear.int4_linear import (
     to_halves,
     unpack_int4,
 )
-from optigpu.surgery.int4_layers import int4_product
+from optigpu.surgery.integer_layers import int4_product
 from optigpu.surgery.places import LinearLayer, linear_places, weight_of
 from optigpu.vocabulary import SpecError, UnsupportedError
 

@@ -8,7 +8,7 @@ from bitsandbytes.functional import has_avx512bf16, int8_vectorwise_quant, quant
 from bitsandbytes.nn import Linear4bit, Params4bit
 
 from optigpu.ops.layouts import NF4_BLOCK, NF4_NESTED_BLOCK, NF4_PACKED_INPUTS, NF4_PACKED_OUTPUTS
-from optigpu.surgery.int8_layers import QuantizedLinear
+from optigpu.surgery.integer_layers import QuantizedLinear
 
 _LIBRARY = torch.ops.bitsandbytes
 

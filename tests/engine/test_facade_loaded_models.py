@@ -22,8 +22,7 @@ from optigpu.job.spec import resolve
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.reference import BUNDLED
 from optigpu.surgery.bitsandbytes_layers import Nf4Linear
-from optigpu.surgery.int4_layers import Int4Linear
-from optigpu.surgery.int8_layers import Int8Linear
+from optigpu.surgery.integer_layers import Int4Linear, Int8Linear
 from optigpu.surgery.places import linear_places
 from optigpu.techniques.decoding.native_decode.generating import NativeGenerate
 from optigpu.techniques.decoding.native_decode.programs import attached

@@ -33,7 +33,7 @@ from optigpu.models.loading.load import load_image_model, load_model
 from optigpu.models.reference import parse_reference
 from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups
 from optigpu.ops.four_bits.scheme import Int4Scheme
-from optigpu.surgery import int4_layers
+from optigpu.surgery import integer_layers
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 from tests.engine.tiny_models import tiny_model
 
@@ -286,7 +286,7 @@ def test_gradients_are_those_of_finite_differences(inputs: int, group: int | Non
     x = drawn(3, inputs, seed=2).double().requires_grad_()
     bias = layer.bias.detach().double().requires_grad_()
     assert gradcheck(
-        lambda x, bias: int4_layers.int4_product(_padded(x, layer), layer._packed(), bias), (x, bias)
+        lambda x, bias: integer_layers.int4_product(_padded(x, layer), layer._packed(), bias), (x, bias)
     )
     layer.bias.data = layer.bias.data.double()
     assert gradcheck(layer, (x,))

@@ -22,7 +22,7 @@ from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups
 from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.surgery.gptqmodel.checkpoints import calibration_ids, int4_weights_of, result_digest
 from optigpu.surgery.gptqmodel.technique import Calibration, Recipe
-from optigpu.surgery.int4_layers import int4_bytes
+from optigpu.surgery.integer_layers import int4_bytes
 from optigpu.surgery.places import weight_of
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile

@@ -22,7 +22,7 @@ from optigpu.ops.linear.int8_dynamic import MOST_INNER
 from optigpu.ops.linear.int8_dynamic import TILE as DYNAMIC_TILE
 from optigpu.ops.linear.int8_linear import TILE as INT8_TILE
 from optigpu.quality.divergence import divergence
-from optigpu.surgery.int4_layers import int4_bytes
+from optigpu.surgery.integer_layers import int4_bytes
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile

@@ -19,8 +19,7 @@ from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.surgery.adapters import FrozenLinear, WideningLayer, add_factors
 from optigpu.surgery.bitsandbytes_layers import Nf4Linear
 from optigpu.surgery.extras import AdapterParameters
-from optigpu.surgery.int4_layers import Int4Linear
-from optigpu.surgery.int8_layers import Int8Linear
+from optigpu.surgery.integer_layers import Int4Linear, Int8Linear
 from optigpu.surgery.places import Place, linear_places, weight_of
 from optigpu.techniques.base import Technique
 from optigpu.techniques.training.activation_offload import ActivationOffload

@@ -32,7 +32,7 @@ from optigpu.quality.text import SELF_WRITTEN, read_source
 from optigpu.surgery.extras import Package, how_to_install
 from optigpu.surgery.gptqmodel.child import IDS, PLAIN, QUANTIZED, REQUEST, QuantizationRequest
 from optigpu.surgery.gptqmodel.technique import Calibration, Recipe, conv1d_reason
-from optigpu.surgery.int4_layers import Int4Linear
+from optigpu.surgery.integer_layers import Int4Linear
 from optigpu.surgery.places import checked_places, weight_of
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import UnsupportedError, canonical_json, first_line

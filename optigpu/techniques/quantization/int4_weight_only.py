@@ -94,7 +94,7 @@ class Int4WeightOnly(WeightsTechnique):
         """Replaces the linear layers in place. Raises UnsupportedError as `checked_places` does."""
         from optigpu.ops.four_bits.scheme import Int4Scheme
         from optigpu.ops.linear.int4_linear import int4_linear_backend
-        from optigpu.surgery.int4_layers import Int4Linear
+        from optigpu.surgery.integer_layers import Int4Linear
         from optigpu.surgery.places import checked_places, exchange, weight_of
 
         places = checked_places(model, self.name, self.group_size)

@@ -63,7 +63,7 @@ class Int8Dynamic(WeightsTechnique):
         Raises UnsupportedError as `checked_places` and `smooth` do, and for more inputs than 32-bit sums allow.
         """
         from optigpu.ops.linear.int8_dynamic import MOST_INNER, int8_dynamic_backend
-        from optigpu.surgery.int8_layers import Int8DynamicLinear
+        from optigpu.surgery.integer_layers import Int8DynamicLinear
         from optigpu.surgery.places import checked_places, exchange, weight_of
         from optigpu.surgery.smoothing import own_text, smooth
 

@@ -45,7 +45,7 @@ class Int8WeightOnly(WeightsTechnique):
     def modules(self, model: Model, notes: Notes) -> None:
         """Replaces the linear layers in place. Raises UnsupportedError as `checked_places` does."""
         from optigpu.ops.linear.int8_linear import int8_linear_backend
-        from optigpu.surgery.int8_layers import Int8Linear
+        from optigpu.surgery.integer_layers import Int8Linear
         from optigpu.surgery.places import checked_places, exchange
 
         places = checked_places(model, self.name)

@@ -38,7 +38,7 @@ class Int8Finetune(AdapterParameters, TrainingTechnique):
         """Replaces the linear layers in place and adds the factors. Raises as `frozen_with_factors` does."""
         from optigpu.ops.linear.int8_linear import int8_linear_backend
         from optigpu.surgery.adapters import frozen_with_factors
-        from optigpu.surgery.int8_layers import Int8Linear
+        from optigpu.surgery.integer_layers import Int8Linear
 
         facts = frozen_with_factors(model, self.name, Int8Linear.of, self)
         notes.record(frozen_format="int8", int8_backend=int8_linear_backend(model.device), **facts)

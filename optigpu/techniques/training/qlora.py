@@ -58,7 +58,7 @@ class Qlora(AdapterParameters, TrainingTechnique):
         """Replaces the linear layers in place and adds the factors. Raises as `frozen_with_factors` does."""
         from optigpu.ops.four_bits.scheme import Int4Scheme
         from optigpu.surgery.adapters import frozen_with_factors
-        from optigpu.surgery.int4_layers import Int4Linear
+        from optigpu.surgery.integer_layers import Int4Linear
 
         if self.base == "int4":
             scheme = Int4Scheme()

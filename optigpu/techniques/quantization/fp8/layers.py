@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import pad
 
 from optigpu.ops.layouts import FP8_STEP
-from optigpu.surgery.int8_layers import QuantizedLinear, float_bias
+from optigpu.surgery.integer_layers import QuantizedLinear, float_bias
 
 E4M3_LARGEST = 448.0
 """The largest e4m3 number (Micikevicius et al., 2022, table 1)."""

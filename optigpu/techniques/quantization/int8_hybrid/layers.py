@@ -13,8 +13,14 @@ from optigpu.ops.four_bits.scheme import Int4Scheme
 from optigpu.ops.linear.int4_linear import int4_linear_backend
 from optigpu.ops.linear.int8_linear import TILE, int8_linear_backend, quantize_rows
 from optigpu.surgery.bit_allocation import BitDecision, Candidate, Level, Stage
-from optigpu.surgery.int4_layers import Int4Embedding, Int4Linear, int4_bytes
-from optigpu.surgery.int8_layers import Int8Embedding, Int8Linear, Int16Linear
+from optigpu.surgery.integer_layers import (
+    Int4Embedding,
+    Int4Linear,
+    Int8Embedding,
+    Int8Linear,
+    Int16Linear,
+    int4_bytes,
+)
 from optigpu.surgery.places import (
     LinearLayer,
     Place,
