@@ -1,4 +1,6 @@
-"""Layers with int8 or 4-bit weights, which replace a model's own; int8 has one scale for each output (or row of a table)."""
+"""Layers with int8 or 4-bit weights, which replace a model's own.
+
+int8 has one scale for each output (or row of a table)."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, Self
