@@ -1,6 +1,7 @@
 """Layers with int8 or 4-bit weights, which replace a model's own.
 
-int8 has one scale for each output (or row of a table)."""
+int8 has one scale for each output (or row of a table).
+"""
 
 from collections.abc import Callable
 from typing import Any, Protocol, Self
