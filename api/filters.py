@@ -11,8 +11,7 @@ from api.problems import ProblemError, summary
 from optigpu.backends import BACKENDS
 from optigpu.documents.fields import Entry, unknown
 from optigpu.documents.queries import LeaderboardQuery
-from optigpu.models.presets import IMAGE_PRESETS, PRESETS
-from optigpu.models.reference import BUNDLED
+from optigpu.models.reference import BUNDLED, IMAGE_PRESETS, PRESETS
 from optigpu.store import filters, workers
 from optigpu.store.database import Session
 from optigpu.techniques import TECHNIQUES

@@ -23,7 +23,7 @@ from optigpu.conductor.processes.child import ask
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.models.presets import PRESETS
+from optigpu.models.reference import PRESETS
 from optigpu.report.formats import console
 from optigpu.statistics.intervals import paired_ratio
 from optigpu.vocabulary import OptiGPUError

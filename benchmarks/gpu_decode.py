@@ -37,8 +37,7 @@ from benchmarks.gpt_fast_recipe import (
 from optigpu.hardware import probe
 from optigpu.hardware.catalog import find
 from optigpu.models.loading.load import load_model
-from optigpu.models.presets import PRESETS
-from optigpu.models.reference import parse_reference
+from optigpu.models.reference import PRESETS, parse_reference
 from optigpu.ops.decode.cpu.packing import TABLES
 from optigpu.ops.decode.cuda.decoder import CudaDecoder
 from optigpu.ops.decode.cuda.packing import numbers_shape

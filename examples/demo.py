@@ -28,8 +28,7 @@ from optigpu.http_clients import http_client
 from optigpu.job.plan import default_beside, default_stack
 from optigpu.job.spec import JobSpec
 from optigpu.models.bring import Watch, bring
-from optigpu.models.reference import parse_reference, preset_of
-from optigpu.models.trained import TRAINED
+from optigpu.models.reference import TRAINED, parse_reference, preset_of
 from optigpu.paths import data_dir, without_home
 from optigpu.report.brief import WIDTH, brief_grid
 from optigpu.report.catalog import job_title

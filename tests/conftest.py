@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from optigpu.engines.environments import environment_of
 from optigpu.models.bring import is_brought
 from optigpu.models.held import models_dir
-from optigpu.models.trained import TRAINED
+from optigpu.models.reference import TRAINED
 from tests.docker.host import INSIDE
 from tests.durations import Durations, by_duration, kept_seconds
 from tests.engine.llama_server import program as llama_server

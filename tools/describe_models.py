@@ -3,8 +3,7 @@
 from optigpu.models.facts import PACKAGED
 from optigpu.models.loading.describing import description
 from optigpu.models.loading.load import config_of
-from optigpu.models.presets import PRESETS
-from optigpu.models.reference import BUNDLED, parse_reference
+from optigpu.models.reference import BUNDLED, PRESETS, parse_reference
 from optigpu.vocabulary import canonical_json
 
 

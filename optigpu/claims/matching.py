@@ -20,7 +20,7 @@ from optigpu.claims.model import (
 )
 from optigpu.documents.versions import facts_of
 from optigpu.hardware.catalog import HardwareKind, find, find_class
-from optigpu.models.presets import IMAGE_PRESETS, PRESETS
+from optigpu.models.reference import IMAGE_PRESETS, PRESETS
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import GgufType
 from optigpu.vocabulary import METRICS, Better, Document

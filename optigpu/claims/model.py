@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from optigpu.models.presets import PRESETS
+from optigpu.models.reference import PRESETS
 from optigpu.vocabulary import COUNTED_METRICS, METRICS, Frozen, SpecError
 
 UNITS: dict[str, float] = {

@@ -29,8 +29,7 @@ from optigpu.claims.model import (
 from optigpu.hardware.catalog import Device, Dtype, find
 from optigpu.models.facts import facts_of
 from optigpu.models.families import family_of
-from optigpu.models.presets import PRESETS
-from optigpu.models.reference import ModelReference
+from optigpu.models.reference import PRESETS, ModelReference
 from optigpu.vocabulary import Frozen
 
 TRAINING_FACTOR = 3

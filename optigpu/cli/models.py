@@ -16,7 +16,7 @@ from optigpu.cli.output import FormatOption, OutputFormat, echo, show_grid, show
 from optigpu.vocabulary import RecipeName, SpecError
 
 if TYPE_CHECKING:
-    from optigpu.models.trained import TrainedModel
+    from optigpu.models.reference import TrainedModel
 
 
 app = typer.Typer(help="List models, or bring a trained one to this machine.")
@@ -62,7 +62,7 @@ def get(
 
 def _known(name: str) -> "TrainedModel":
     from optigpu.documents.fields import closest, did_you_mean
-    from optigpu.models.trained import TRAINED
+    from optigpu.models.reference import TRAINED
 
     if name not in TRAINED:
         meant = did_you_mean(closest(name, TRAINED))

@@ -27,8 +27,7 @@ from optigpu.hub_organisations import hub_refusal
 from optigpu.models.files import sound_directory
 from optigpu.models.held import models_dir
 from optigpu.models.hub import why_no_hub
-from optigpu.models.reference import ModelReference
-from optigpu.models.trained import TrainedModel
+from optigpu.models.reference import ModelReference, TrainedModel
 from optigpu.vocabulary import CancelledError, OptiGPUError, UnsupportedError
 
 ORIGIN = "origin.json"

@@ -8,8 +8,7 @@ from typing import Any
 
 from optigpu.documents.facts import ImageFacts, ModelFacts
 from optigpu.models.families import family_of
-from optigpu.models.presets import IMAGE_PRESETS
-from optigpu.models.reference import ModelReference
+from optigpu.models.reference import IMAGE_PRESETS, ModelReference
 from optigpu.models.tensors import Description
 
 Facts = ModelFacts | ImageFacts

@@ -4,8 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from optigpu.models.reference import ModelReference
-from optigpu.models.trained import TRAINED
+from optigpu.models.reference import TRAINED, ModelReference
 from optigpu.paths import data_dir, expanded
 from optigpu.vocabulary import UnsupportedError
 

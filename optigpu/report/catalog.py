@@ -11,9 +11,14 @@ from optigpu.hardware.device_kinds import no_device
 from optigpu.models.bring import is_brought
 from optigpu.models.families import family_of
 from optigpu.models.held import held_models
-from optigpu.models.presets import IMAGE_PRESETS, PRESETS
-from optigpu.models.reference import BUNDLED, bundled_config, bundled_parameters
-from optigpu.models.trained import TRAINED
+from optigpu.models.reference import (
+    BUNDLED,
+    IMAGE_PRESETS,
+    PRESETS,
+    TRAINED,
+    bundled_config,
+    bundled_parameters,
+)
 from optigpu.report.formats import Grid, columns, tabulated
 from optigpu.report.leaderboard import asked_text
 from optigpu.report.numbers import MISSING, short

@@ -39,8 +39,7 @@ from optigpu.models.loading.load import (
     loaded_image_facts,
     why_no_decoder,
 )
-from optigpu.models.presets import IMAGE_PRESETS, PRESETS
-from optigpu.models.reference import BUNDLED, parse_reference
+from optigpu.models.reference import BUNDLED, IMAGE_PRESETS, PRESETS, parse_reference
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import EXACT, Choice
 from optigpu.vocabulary import UnsupportedError

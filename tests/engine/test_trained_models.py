@@ -26,8 +26,7 @@ from optigpu.cli import main
 from optigpu.models.bring import ORIGIN, Watch, bring, is_brought
 from optigpu.models.held import MODELS_DIR, held_models
 from optigpu.models.loading.load import load_model
-from optigpu.models.reference import BUNDLED, parse_reference
-from optigpu.models.trained import TRAINED, TrainedModel
+from optigpu.models.reference import BUNDLED, TRAINED, TrainedModel, parse_reference
 from optigpu.vocabulary import CancelledError, OptiGPUError, UnsupportedError
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,7 @@ from optigpu.backends.torch.training.model import turn_off_dropout
 from optigpu.backends.torch.training.step import Trainer
 from optigpu.backends.training import LabelledImages, StepFlops, Texts
 from optigpu.models.loading.load import load_image_model, load_model
-from optigpu.models.presets import PRESETS, Preset
-from optigpu.models.reference import parse_reference
+from optigpu.models.reference import PRESETS, Preset, parse_reference
 from optigpu.techniques.training.gradient_checkpointing import GradientCheckpointing
 from optigpu.vocabulary import UnsupportedError
 from tests.engine.training import (

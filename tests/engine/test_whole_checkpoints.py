@@ -15,8 +15,7 @@ from optigpu.documents.facts import WeightFacts
 from optigpu.documents.result import VerdictReason
 from optigpu.models.loading.load import MODELS_DIR, load_image_model, load_model
 from optigpu.models.loading.weights import architecture_digest, origin_of
-from optigpu.models.presets import PRESETS
-from optigpu.models.reference import parse_reference
+from optigpu.models.reference import PRESETS, parse_reference
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.vocabulary import UnsupportedError, VariantStatus
 from tests.breadth import long

@@ -16,8 +16,7 @@ from optigpu.models.described import decoder_shape
 from optigpu.models.files import INDEX, SINGLE, read_configuration, sound_directory
 from optigpu.models.gguf_header import ALIGNMENT, ARCHITECTURE, Header, read_header
 from optigpu.models.held import CONFIGURATION, MODELS_DIR
-from optigpu.models.presets import PRESETS
-from optigpu.models.reference import parse_reference
+from optigpu.models.reference import PRESETS, parse_reference
 from optigpu.vocabulary import UnsupportedError
 
 REFERENCE = parse_reference("path:model")

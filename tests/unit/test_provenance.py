@@ -13,7 +13,7 @@ from optigpu.job.measured import measured
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant, digest
 from optigpu.models.loading.weights import architecture_digest
-from optigpu.models.presets import IMAGE_PRESETS, PRESETS
+from optigpu.models.reference import IMAGE_PRESETS, PRESETS
 from tests.unit.test_attribution import HERE
 
 ARCHITECTURES = {

@@ -46,8 +46,7 @@ from optigpu.models.hub import why_no_hub
 from optigpu.models.loading.checkpoint import read_whole
 from optigpu.models.loading.gguf_file import forget_quantizer, restore, sound_gguf
 from optigpu.models.loading.packed_checkpoints import count_packed, packing_of, read_packed, widen
-from optigpu.models.presets import IMAGE_PRESETS, PRESETS, Preset
-from optigpu.models.reference import BUNDLED, ModelReference, preset_of
+from optigpu.models.reference import BUNDLED, IMAGE_PRESETS, PRESETS, ModelReference, Preset, preset_of
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 _SETTLING_IMAGES, _SETTLING_SIDE = 4, 64
