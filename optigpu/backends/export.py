@@ -11,8 +11,7 @@ from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter
 from optigpu.backends.converter_program import converter_parser, model_arguments, require_space, written
 from optigpu.documents.facts import ModelFacts
-from optigpu.models.files import sound_directory
-from optigpu.models.held import CONFIGURATION
+from optigpu.models.held import CONFIGURATION, sound_directory
 from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.vocabulary import UnsupportedError
 

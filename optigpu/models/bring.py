@@ -24,8 +24,7 @@ from filelock import FileLock, Timeout
 
 from optigpu.http_clients import http_client, proxy_at_fault
 from optigpu.hub_organisations import hub_refusal
-from optigpu.models.files import sound_directory
-from optigpu.models.held import models_dir
+from optigpu.models.held import models_dir, sound_directory
 from optigpu.models.hub import why_no_hub
 from optigpu.models.reference import ModelReference, TrainedModel
 from optigpu.vocabulary import CancelledError, OptiGPUError, UnsupportedError

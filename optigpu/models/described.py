@@ -15,8 +15,7 @@ from optigpu.bounded_folder import BoundedFolder
 from optigpu.documents.facts import ImageFacts, ModelFacts
 from optigpu.models import families
 from optigpu.models.facts import packaged
-from optigpu.models.files import read_configuration, weight_files
-from optigpu.models.held import CONFIGURATION, gguf_file, model_directory
+from optigpu.models.held import CONFIGURATION, gguf_file, model_directory, read_configuration, weight_files
 from optigpu.models.reference import PRESETS, ModelReference, preset_of, tensor_shapes
 from optigpu.models.tensors import DecoderShape, Description
 from optigpu.paths import cache_dir

@@ -13,8 +13,7 @@ from optigpu.documents.rounds import RoundRecord, counted
 from optigpu.documents.versions import why_none_ranks
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
-from optigpu.models.files import SINGLE
-from optigpu.models.held import MODELS_DIR
+from optigpu.models.held import MODELS_DIR, SINGLE
 from optigpu.models.loading.load import load_model
 from optigpu.models.reference import parse_reference
 from optigpu.store import events, jobs, leaderboard, leases, results

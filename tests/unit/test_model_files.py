@@ -13,9 +13,8 @@ from safetensors.numpy import save_file
 
 from optigpu.backends.llama_cpp.gguf_facts import facts_of
 from optigpu.models.described import decoder_shape
-from optigpu.models.files import INDEX, SINGLE, read_configuration, sound_directory
 from optigpu.models.gguf_header import ALIGNMENT, ARCHITECTURE, Header, read_header
-from optigpu.models.held import CONFIGURATION, MODELS_DIR
+from optigpu.models.held import CONFIGURATION, INDEX, MODELS_DIR, SINGLE, read_configuration, sound_directory
 from optigpu.models.reference import PRESETS, parse_reference
 from optigpu.vocabulary import UnsupportedError
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from optigpu.backends.endpoint.client import Completions, Options, Server, Spelling
-from optigpu.models.files import TOKENIZER, read_object
-from optigpu.models.held import model_directory
+from optigpu.models.held import TOKENIZER, model_directory, read_object
 from optigpu.models.reference import BUNDLED, ModelReference
 from optigpu.vocabulary import UnsupportedError
 

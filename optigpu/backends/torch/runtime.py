@@ -16,7 +16,7 @@ from optigpu.backends.torch.applied import AppliedModel, DecodingModel
 from optigpu.backends.torch.passes import PassModel
 from optigpu.backends.torch.profile import TorchRuntime
 from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint, WeightFacts
-from optigpu.models.files import PROCESSOR, require_objects
+from optigpu.models.held import PROCESSOR, require_objects
 from optigpu.models.loading.checkpoint import unused_of
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of, weight_bytes
 from optigpu.models.loading.load import load_tokenizer, reading_of, source_of

@@ -32,15 +32,18 @@ from optigpu.documents.facts import ImageFacts, ModelFacts
 from optigpu.models.described import configuration_file, kept_facts
 from optigpu.models.facts import facts_of, image_facts_from_config
 from optigpu.models.families import family_of
-from optigpu.models.files import (
+from optigpu.models.held import (
+    CONFIGURATION,
+    GGUF,
     TOKENIZER,
     TOKENIZER_CONFIGURATION,
+    gguf_file,
+    model_directory,
     read_configuration,
     require_objects,
     require_sound,
     sound_directory,
 )
-from optigpu.models.held import CONFIGURATION, GGUF, gguf_file, model_directory
 from optigpu.models.held import MODELS_DIR as MODELS_DIR  # offered to who makes such a directory
 from optigpu.models.hub import why_no_hub
 from optigpu.models.loading.checkpoint import read_whole

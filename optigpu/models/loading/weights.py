@@ -8,8 +8,7 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 
 from optigpu.documents.facts import WeightFacts
-from optigpu.models.files import weight_files
-from optigpu.models.held import gguf_file
+from optigpu.models.held import gguf_file, weight_files
 from optigpu.models.reference import ModelReference, Preset, preset_of
 from optigpu.vocabulary import canonical_json
 
