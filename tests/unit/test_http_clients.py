@@ -22,8 +22,7 @@ from optigpu.http_clients import (
     trusted_for,
 )
 from optigpu.hub_organisations import ORGANISATIONS, hub_refusal
-from optigpu.models import hub
-from optigpu.models.hub import why_no_hub
+from optigpu.models.bring import why_no_hub
 from optigpu.proxies import VARIABLES, is_excepted, is_loopback
 from optigpu.quality.text import read_hub
 from optigpu.store.database import StoreUnavailableError

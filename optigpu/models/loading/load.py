@@ -29,6 +29,7 @@ from transformers import (
 from transformers.initialization import TORCH_INIT_FUNCTIONS  # torch's own, which transformers draws with
 
 from optigpu.documents.facts import ImageFacts, ModelFacts
+from optigpu.models.bring import why_no_hub
 from optigpu.models.described import configuration_file, kept_facts
 from optigpu.models.facts import facts_of, image_facts_from_config
 from optigpu.models.families import family_of
@@ -45,7 +46,6 @@ from optigpu.models.held import (
     sound_directory,
 )
 from optigpu.models.held import MODELS_DIR as MODELS_DIR  # offered to who makes such a directory
-from optigpu.models.hub import why_no_hub
 from optigpu.models.loading.checkpoint import read_whole
 from optigpu.models.loading.gguf_file import forget_quantizer, restore, sound_gguf
 from optigpu.models.loading.packed_checkpoints import count_packed, packing_of, read_packed, widen
