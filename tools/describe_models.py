@@ -1,6 +1,6 @@
 """Writes what the presets and bundled models are made of: `python -m tools.describe_models`."""
 
-from optigpu.models.facts import PACKAGED
+from optigpu.models.described import PACKAGED
 from optigpu.models.loading.describing import description
 from optigpu.models.loading.load import config_of
 from optigpu.models.reference import BUNDLED, PRESETS, parse_reference

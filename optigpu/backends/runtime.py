@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint, ModelFacts, WeightFacts
 from optigpu.hardware.intensity import Kernel
-from optigpu.models.facts import Facts
+from optigpu.models.described import Facts
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 

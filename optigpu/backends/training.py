@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optigpu.backends.runtime import Images, Runtime
-from optigpu.models.facts import Facts
+from optigpu.models.described import Facts
 from optigpu.vocabulary import Changeable
 
 if TYPE_CHECKING:

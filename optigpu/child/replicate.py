@@ -52,7 +52,7 @@ from optigpu.meters import METERS
 from optigpu.meters.base import MeterContext, Reading
 from optigpu.meters.latency import gathered, run_round, warm_up
 from optigpu.meters.quality import make_reference
-from optigpu.models.facts import Facts, known_facts
+from optigpu.models.described import Facts, known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 from optigpu.workloads.base import LoadRequest, Request, Workload

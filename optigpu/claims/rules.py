@@ -27,7 +27,7 @@ from optigpu.claims.model import (
     rounded,
 )
 from optigpu.hardware.catalog import Device, Dtype, find
-from optigpu.models.facts import facts_of
+from optigpu.models.described import facts_of
 from optigpu.models.families import family_of
 from optigpu.models.reference import PRESETS, ModelReference
 from optigpu.vocabulary import Frozen

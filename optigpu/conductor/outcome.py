@@ -37,7 +37,7 @@ from optigpu.engines.libraries import LIBRARIES, Machine, build_facts
 from optigpu.hardware.catalog import find_class
 from optigpu.job.measured import measured, summary_of
 from optigpu.job.spec import JobSpec, Variant, digest
-from optigpu.models.facts import facts_of
+from optigpu.models.described import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.quality.figures import with_windows
 from optigpu.statistics.intervals import describe, summarise

@@ -15,7 +15,7 @@ from optigpu.hardware import best_device, probe
 from optigpu.hardware.cgroup import free_host_bytes
 from optigpu.job.bench import SIZES, brief
 from optigpu.meters.memory import ResidentPeak
-from optigpu.models.facts import known_facts
+from optigpu.models.described import known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile

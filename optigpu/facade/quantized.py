@@ -12,7 +12,7 @@ from optigpu.facade.in_process import ORIGINS, Origin, device_of
 from optigpu.hardware import best_device, probe
 from optigpu.hardware.cpu import last_level_cache_bytes
 from optigpu.job.spec import resolve
-from optigpu.models.facts import known_facts
+from optigpu.models.described import known_facts
 from optigpu.models.reference import ModelReference, parse_reference
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Notes, Technique

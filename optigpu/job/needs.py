@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from optigpu.documents.views import Want
 from optigpu.job.spec import JobSpec, PlanName, resolve
-from optigpu.models.facts import facts_of
+from optigpu.models.described import facts_of
 from optigpu.models.held import FILES
 from optigpu.models.reference import parse_reference
 from optigpu.surgery.extras import install_command

@@ -14,7 +14,7 @@ from optigpu.documents.result import Environment
 from optigpu.job.estimate import FirstGuess, Plan
 from optigpu.job.search import stacks_of
 from optigpu.job.spec import Beside, JobSpec, PlanName, Variant, expand_workload, resolve
-from optigpu.models.facts import facts_of
+from optigpu.models.described import facts_of
 from optigpu.models.reference import parse_reference, preset_of
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique

@@ -21,7 +21,7 @@ from optigpu.job.variant import digest as digest
 from optigpu.job.variant import expand_workload as expand_workload
 from optigpu.job.variant import resolve as resolve
 from optigpu.meters.base import QualityOptions
-from optigpu.models.facts import known_facts
+from optigpu.models.described import known_facts
 from optigpu.models.reference import parse_reference, preset_of
 from optigpu.techniques import AnyTechnique
 from optigpu.vocabulary import DeviceKind, Frozen, Scheduler, SpecError, Task, as_value_error

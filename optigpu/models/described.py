@@ -1,26 +1,72 @@
-"""What a model of a folder or of the hub's cache is, by its config.json.
+"""What a model is, known without loading it: a preset and a bundled one by what the package holds of them, and the model of
+a folder or of the hub's cache by its config.json.
 
 transformers builds it without numbers, in a process of its own, so that nothing else loads torch; what it found is kept
 in the cache folder.
 """
 
 import hashlib
+import json
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import version
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from optigpu.bounded_folder import BoundedFolder
 from optigpu.documents.facts import ImageFacts, ModelFacts
 from optigpu.models import families
-from optigpu.models.facts import packaged
+from optigpu.models.families import family_of
 from optigpu.models.held import CONFIGURATION, gguf_file, model_directory, read_configuration, weight_files
-from optigpu.models.reference import PRESETS, ModelReference, preset_of, tensor_shapes
+from optigpu.models.reference import IMAGE_PRESETS, PRESETS, ModelReference, preset_of, tensor_shapes
 from optigpu.models.tensors import DecoderShape, Description
 from optigpu.paths import cache_dir
 from optigpu.programs import run_program
 from optigpu.vocabulary import Frozen, UnsupportedError
+
+Facts = ModelFacts | ImageFacts
+_USUAL_SIZE = 224
+"""He et al., Deep Residual Learning, 2015: the crops that ImageNet's classifiers are trained on ever since."""
+
+
+def known_facts(reference: ModelReference) -> Facts | None:
+    """The facts of a preset or a bundled model; None for other models."""
+    if reference.kind == "preset" and reference.name in IMAGE_PRESETS:
+        preset = IMAGE_PRESETS[reference.name]
+        return image_facts_from_config(preset.model_type, preset.config)
+    return facts_of(reference)
+
+
+def facts_of(reference: ModelReference) -> ModelFacts | None:
+    """As `known_facts`; None for an image classifier as well."""
+    known = packaged().get(str(reference))
+    return known.facts if known else None
+
+
+def image_facts_from_config(family: str, config: Mapping[str, Any]) -> ImageFacts:
+    """By the attributes of a transformers configuration; of a size that is not square the longer side counts."""
+    size = config.get("image_size") or _USUAL_SIZE
+    width = config.get("depth_multiplier", 1)
+    return ImageFacts(
+        family=family,
+        channels=int(config.get("num_channels", 3)),
+        image_size=int(size if isinstance(size, int) else max(size)),
+        classes=int(config["num_labels"]),
+        fixed_size=family_of(family).fixed_image_size,
+        alpha=None if width == 1 else f"{width:g}",
+    )
+
+
+PACKAGED = Path(__file__).parent / "packaged.json"
+
+
+@cache
+def packaged() -> Mapping[str, Description]:
+    found = json.loads(PACKAGED.read_text("utf-8"))
+    return {reference: Description.model_validate(about) for reference, about in found.items()}
+
 
 PROGRAM = "optigpu.models.loading.describing"
 MOST_BYTES = 2**24

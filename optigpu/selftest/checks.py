@@ -31,7 +31,7 @@ from optigpu.engines.recipes import RECIPES
 from optigpu.meters import METERS
 from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.latency import self_test as latency_self_test
-from optigpu.models.facts import known_facts
+from optigpu.models.described import known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.selftest.setting import MODELS, PLAIN_BACKEND, SEED, TEXT_MODELS, TRAINED_MODEL, Setting
 from optigpu.techniques import TECHNIQUES

@@ -15,7 +15,7 @@ from torch.nn import Linear, Module, ModuleList, Parameter
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from optigpu.models.facts import image_facts_from_config
+from optigpu.models.described import image_facts_from_config
 from optigpu.models.loading.self_written import forked_random
 from optigpu.ops.operands import is_finite
 from optigpu.vocabulary import UnsupportedError

@@ -24,7 +24,7 @@ from optigpu.documents.facts import ModelFacts, RunFacts
 from optigpu.documents.result import Accelerator, Environment, Result, VerdictReason
 from optigpu.engines.environments import environment_of, variables_of
 from optigpu.hardware import probe
-from optigpu.models.facts import facts_of
+from optigpu.models.described import facts_of
 from optigpu.models.loading.load import load_model
 from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.selftest.checks import engine_checks, run_engine

@@ -25,7 +25,7 @@ from optigpu.child import replicate
 from optigpu.documents.facts import ModelFacts
 from optigpu.meters.base import MeterContext
 from optigpu.meters.quality import QualityMeter, make_reference
-from optigpu.models.facts import facts_of, known_facts, packaged
+from optigpu.models.described import facts_of, known_facts, packaged
 from optigpu.models.held import CONFIGURATION, TOKENIZER, TOKENIZER_CONFIGURATION
 from optigpu.models.loading.describing import description
 from optigpu.models.loading.load import (

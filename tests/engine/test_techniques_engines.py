@@ -17,8 +17,7 @@ from optigpu.documents.facts import ModelFacts
 from optigpu.hardware import probe
 from optigpu.hardware.cpu import has_vnni
 from optigpu.job.spec import JobSpec
-from optigpu.models.described import decoder_shape
-from optigpu.models.facts import facts_of
+from optigpu.models.described import decoder_shape, facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.models.tensors import Part
 from optigpu.ops.layouts import nbits_bytes

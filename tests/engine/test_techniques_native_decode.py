@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from optigpu.hardware import probe
-from optigpu.models.facts import facts_of
+from optigpu.models.described import facts_of
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import loaded_facts
 from optigpu.models.reference import parse_reference

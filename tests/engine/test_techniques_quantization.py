@@ -10,7 +10,7 @@ import torch
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.documents.result import Accelerator
 from optigpu.hardware import probe
-from optigpu.models.facts import facts_of
+from optigpu.models.described import facts_of
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.loading.load import loaded_facts
 from optigpu.models.reference import parse_reference

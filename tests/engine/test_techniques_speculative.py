@@ -9,7 +9,7 @@ import torch
 from optigpu.backends.torch.device import CpuClock
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
-from optigpu.models.facts import facts_of
+from optigpu.models.described import facts_of
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes

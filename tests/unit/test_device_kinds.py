@@ -16,7 +16,7 @@ from optigpu.job.needs import needs_of
 from optigpu.job.plan import default_stack
 from optigpu.job.spec import JobSpec
 from optigpu.measure import require_device
-from optigpu.models.facts import facts_of
+from optigpu.models.described import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import (

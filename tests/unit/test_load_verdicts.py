@@ -20,7 +20,7 @@ from optigpu.documents.rounds import RoundMark
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Measure, Variant
 from optigpu.load.queries import Schedule
-from optigpu.models.facts import known_facts
+from optigpu.models.described import known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 from optigpu.workloads.serve import Serve

@@ -20,7 +20,7 @@ from optigpu.documents.facts import (
 )
 from optigpu.documents.peaks import Bound, Peaks, ReadRate
 from optigpu.hardware.catalog import Device, find
-from optigpu.models.facts import facts_of, known_facts, packaged
+from optigpu.models.described import facts_of, known_facts, packaged
 from optigpu.models.reference import parse_reference
 from optigpu.roofline import Roofline, roofline_of, work_of
 from optigpu.roofline.roofs import NO_PEAKS

@@ -22,8 +22,7 @@ from optigpu.backends.onnxruntime.formats import MODEL, Contents, format_of, gra
 from optigpu.backends.runtime import Ids, Images, Logits, Pass, Runtime
 from optigpu.backends.stepped import SteppedRuntime
 from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint, ModelFacts, WeightFacts
-from optigpu.models.described import decoder_facts, image_facts
-from optigpu.models.facts import known_facts
+from optigpu.models.described import decoder_facts, image_facts, known_facts
 from optigpu.techniques.base import Notes, engine_options
 from optigpu.vocabulary import OptiGPUError, Task, UnsupportedError
 

@@ -25,8 +25,7 @@ from optigpu.backends.runtime import Ids, Images, Logits, Pass, Runtime
 from optigpu.backends.stepped import SteppedRuntime
 from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint
 from optigpu.hardware.cpu import has_vnni
-from optigpu.models.described import decoder_facts
-from optigpu.models.facts import known_facts
+from optigpu.models.described import decoder_facts, known_facts
 from optigpu.techniques.base import Notes, engine_options
 from optigpu.vocabulary import Task, UnsupportedError
 

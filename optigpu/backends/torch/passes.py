@@ -13,7 +13,7 @@ from optigpu.backends.torch.decoding import why_no_steps
 from optigpu.backends.torch.kv_caches import cache_argument, cache_facts, new_cache, require_cacheable
 from optigpu.backends.torch.stack import cache_options, load_options, mode_options
 from optigpu.hardware.device_kinds import torch_name
-from optigpu.models.facts import Facts
+from optigpu.models.described import Facts
 from optigpu.models.loading.load import (
     count_weights,
     has_attention,

@@ -21,8 +21,7 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.pytorch_utils import Conv1D
 
-from optigpu.models.described import Described
-from optigpu.models.facts import image_facts_from_config
+from optigpu.models.described import Described, image_facts_from_config
 from optigpu.models.families import family_of
 from optigpu.models.gguf_header import read_header
 from optigpu.models.loading.gguf_file import restore

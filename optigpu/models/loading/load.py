@@ -30,8 +30,7 @@ from transformers.initialization import TORCH_INIT_FUNCTIONS  # torch's own, whi
 
 from optigpu.documents.facts import ImageFacts, ModelFacts
 from optigpu.models.bring import why_no_hub
-from optigpu.models.described import configuration_file, kept_facts
-from optigpu.models.facts import facts_of, image_facts_from_config
+from optigpu.models.described import configuration_file, facts_of, image_facts_from_config, kept_facts
 from optigpu.models.families import family_of
 from optigpu.models.held import (
     CONFIGURATION,

@@ -4,7 +4,7 @@ from pydantic import Field, field_validator
 
 from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.models.facts import facts_of
+from optigpu.models.described import facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Expected, LoadOptions, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, UnsupportedError, as_value_error

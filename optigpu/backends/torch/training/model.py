@@ -32,7 +32,7 @@ from optigpu.backends.training import (
     UpdateRule,
 )
 from optigpu.hardware.device_kinds import torch_name
-from optigpu.models.facts import Facts
+from optigpu.models.described import Facts
 from optigpu.models.loading.load import classifies_images, count_weights, loaded_facts, loaded_image_facts
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Technique

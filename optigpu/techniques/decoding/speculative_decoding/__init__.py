@@ -5,8 +5,7 @@ from pydantic import Field, field_validator, model_validator
 
 from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.models.described import decoder_shape
-from optigpu.models.facts import facts_of
+from optigpu.models.described import decoder_shape, facts_of
 from optigpu.models.reference import parse_reference
 from optigpu.models.tensors import StoredWeights
 from optigpu.techniques.base import Expected, Loop, Model, Notes, Phase, Technique, Trial
