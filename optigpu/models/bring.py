@@ -62,7 +62,7 @@ def _require_answer(address: str) -> None:
 
 ORIGIN = "origin.json"
 """In the folder of a model that was brought: where it came from."""
-CONVERTER = "optigpu.models.loading.from_gguf"
+CONVERTER = "optigpu.models.loading.gguf_file"
 _CHUNK = 1 << 20
 _LOOK_S = 0.2
 _ANSWER_S = 30.0
