@@ -7,8 +7,8 @@ from inspect import signature
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from optigpu.models.loading.checkpoint import count_packed
 from optigpu.models.loading.load import sizes_of
-from optigpu.models.loading.packed_checkpoints import count_packed
 from optigpu.techniques.base import EXACT
 from optigpu.vocabulary import UnsupportedError, first_line
 

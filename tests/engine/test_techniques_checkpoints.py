@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve
+from optigpu.models.loading.checkpoint import packed_layers, weights_of
 from optigpu.models.loading.footprint import footprint_of, weight_bytes
 from optigpu.models.loading.load import MODELS_DIR, count_weights, load_model
-from optigpu.models.loading.packed_checkpoints import packed_layers, weights_of
 from optigpu.models.loading.self_written import sampled
 from optigpu.models.reference import parse_reference
 from optigpu.ops.four_bits.quantize import dequantize_groups, quantize_groups

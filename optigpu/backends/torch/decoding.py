@@ -24,7 +24,7 @@ from optigpu.backends.torch.attention import Mode
 from optigpu.backends.torch.device import Clock
 from optigpu.backends.torch.kv_caches import cache_argument, new_cache, no_steps
 from optigpu.models.families import family_of
-from optigpu.models.loading.packed_checkpoints import count_packed
+from optigpu.models.loading.checkpoint import count_packed
 from optigpu.surgery.sameness import STEPS, TEXT, rounding_of, told
 from optigpu.techniques.base import CacheOptions, ModeOptions, Step
 from optigpu.vocabulary import UnsupportedError

@@ -25,7 +25,7 @@ from transformers.cache_utils import (
 )
 
 from optigpu.documents.facts import ModelFacts
-from optigpu.models.loading.packed_checkpoints import count_packed
+from optigpu.models.loading.checkpoint import count_packed
 from optigpu.ops.layouts import KV_SCALE_BYTES
 from optigpu.ops.operands import INT8_LARGEST
 from optigpu.surgery.sameness import LONGEST, decoded, require_same, told, windows_of

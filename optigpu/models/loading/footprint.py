@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForImageClassification, PreTrainedModel
 
 from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint, ModelFacts
-from optigpu.models.loading.packed_checkpoints import count_packed
+from optigpu.models.loading.checkpoint import count_packed
 from optigpu.models.loading.storages import storage_of, storages
 from optigpu.models.loading.token_work import counted
 

@@ -45,9 +45,8 @@ from optigpu.models.held import (
     sound_directory,
 )
 from optigpu.models.held import MODELS_DIR as MODELS_DIR  # offered to who makes such a directory
-from optigpu.models.loading.checkpoint import read_whole
+from optigpu.models.loading.checkpoint import count_packed, packing_of, read_packed, read_whole, widen
 from optigpu.models.loading.gguf_file import forget_quantizer, restore, sound_gguf
-from optigpu.models.loading.packed_checkpoints import count_packed, packing_of, read_packed, widen
 from optigpu.models.reference import BUNDLED, IMAGE_PRESETS, PRESETS, ModelReference, Preset, preset_of
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 

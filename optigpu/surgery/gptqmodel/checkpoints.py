@@ -21,8 +21,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from optigpu.models.families import family_of
-from optigpu.models.loading.checkpoint import read_whole
-from optigpu.models.loading.packed_checkpoints import Unpacked, packed_layers, packing_of, read_packed
+from optigpu.models.loading.checkpoint import Unpacked, packed_layers, packing_of, read_packed, read_whole
 from optigpu.models.loading.self_written import sampled
 from optigpu.ops.four_bits.scheme import Int4Weights
 from optigpu.ops.linear.int4_linear import int4_linear_backend
