@@ -75,7 +75,7 @@ _LOCK_S = 10.0
 _LOADING = Path(families.__file__).parent / "loading"
 _SOURCES = (
     Path(families.__file__),
-    *(_LOADING / f"{name}.py" for name in ("describing", "load", "token_work")),
+    *(_LOADING / f"{name}.py" for name in ("describing", "load", "footprint")),
 )
 """Their text decides what is found."""
 

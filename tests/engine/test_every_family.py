@@ -20,9 +20,8 @@ from optigpu.models.described import decoder_facts, decoder_shape, image_facts
 from optigpu.models.families import FAMILIES, ModelFamily, Passes
 from optigpu.models.held import MODELS_DIR
 from optigpu.models.loading.describing import described, description
-from optigpu.models.loading.footprint import weight_bytes
+from optigpu.models.loading.footprint import counted, weight_bytes
 from optigpu.models.loading.load import count_weights, load_image_model, load_model, loaded_facts
-from optigpu.models.loading.token_work import counted
 from optigpu.models.reference import parse_reference
 from optigpu.models.tensors import DecoderShape
 from optigpu.surgery.places import exchange, expert_places

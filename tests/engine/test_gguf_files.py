@@ -19,8 +19,8 @@ from optigpu.conductor.preparation import make_references
 from optigpu.job.plan import variants_of
 from optigpu.models.described import description_of
 from optigpu.models.held import MODELS_DIR
+from optigpu.models.loading.footprint import counted
 from optigpu.models.loading.load import load_model, load_tokenizer
-from optigpu.models.loading.token_work import counted
 from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.vocabulary import UnsupportedError
 from tests.engine import converted_engines

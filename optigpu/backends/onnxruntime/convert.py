@@ -19,7 +19,7 @@ from optigpu.backends.onnxruntime.decoder_graph import write_decoder
 from optigpu.backends.onnxruntime.formats import DATA, MODEL, Contents, Format, file_sizes
 from optigpu.backends.onnxruntime.graph import PACKED, GraphWriter, Written
 from optigpu.documents.facts import Footprint
-from optigpu.models.loading.footprint import image_footprint_of
+from optigpu.models.loading.footprint import counted, image_footprint_of
 from optigpu.models.loading.load import (
     ClassLogits,
     count_weights,
@@ -28,7 +28,6 @@ from optigpu.models.loading.load import (
     loaded_facts,
     loaded_image_facts,
 )
-from optigpu.models.loading.token_work import counted
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import UnsupportedError
 

@@ -24,9 +24,9 @@ from transformers.pytorch_utils import Conv1D
 from optigpu.models.described import Described, image_facts_from_config
 from optigpu.models.families import family_of
 from optigpu.models.gguf_header import read_header
+from optigpu.models.loading.footprint import counted, shapes_of
 from optigpu.models.loading.gguf_file import restore
 from optigpu.models.loading.load import loaded_facts, why_no_decoder
-from optigpu.models.loading.token_work import counted, shapes_of
 from optigpu.models.tensors import Description, LayerCache, MatrixShape, Part
 
 _WIDE, _NARROW = 4, 2
