@@ -1,8 +1,8 @@
-"""What a model is, known without loading it: a preset and a bundled one by what the package holds of them, and the model of
-a folder or of the hub's cache by its config.json.
+"""What a model is, known without loading it.
 
-transformers builds it without numbers, in a process of its own, so that nothing else loads torch; what it found is kept
-in the cache folder.
+A preset and a bundled one are known by what the package holds of them, and the model of a folder or of the hub's cache
+by its config.json: transformers builds it without numbers, in a process of its own, so that nothing else loads torch;
+what it found is kept in the cache folder.
 """
 
 import hashlib

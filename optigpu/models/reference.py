@@ -1,10 +1,8 @@
 """A model reference: one string that names a model; and the models that have names here, as data.
 
-`preset:NAME` is the architecture of a known model, for transformers' configuration classes, with random weights.
-`bundled:NAME` is a small trained model in the package. TRAINED are those that `optigpu models get` brings: to add one, add
-one entry. `preset:NAME` an architecture with seeded random weights, `bundled:NAME` a trained model inside the package,
+`preset:NAME` an architecture with seeded random weights, `bundled:NAME` a trained model inside the package,
 `hub:ORG/NAME@REVISION` a repository of the model hub, `path:DIR` a directory under `OPTIGPU_MODELS_DIR`. A bare name is
-a hub name.
+a hub name. The trained models that `optigpu models get` brings are TRAINED: to add one, add one entry.
 """
 
 import json

@@ -22,6 +22,7 @@ from optigpu.http_clients import (
     trusted_for,
 )
 from optigpu.hub_organisations import ORGANISATIONS, hub_refusal
+from optigpu.models import bring
 from optigpu.models.bring import why_no_hub
 from optigpu.proxies import VARIABLES, is_excepted, is_loopback
 from optigpu.quality.text import read_hub
@@ -252,7 +253,7 @@ def test_a_hub_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, si
     assert refused.startswith("the hub http://127.0.0.1:1 cannot be reached: ")
     assert refused.endswith("; check the network")
     monkeypatch.setattr(constants, "ENDPOINT", silent)
-    monkeypatch.setattr(hub, "WITHIN_S", 0.1)
+    monkeypatch.setattr(bring, "WITHIN_S", 0.1)
     assert why_no_hub() == f"the hub {silent} cannot be reached: timed out; check the network"
 
 

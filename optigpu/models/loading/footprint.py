@@ -1,7 +1,7 @@
 """What a step reads of a loaded model and computes for a token.
 
-It reads all of the weights, but only the used rows of lookup tables. What it computes, torch counts over a plain model of
-shapes without numbers.
+It reads all of the weights, but only the used rows of lookup tables. What it computes, torch counts over a plain model
+of shapes without numbers.
 """
 
 import copy
