@@ -186,8 +186,8 @@ class MemoryOptimizer:
             technique = Autocast(dtype=autocast)
         if problem := technique.check(probe(), kind, None):
             raise UnsupportedError(problem)
+        from optigpu.backends.torch import mode_options
         from optigpu.backends.torch.attention import mode_of
-        from optigpu.backends.torch.stack import mode_options
 
         with mode_of(mode_options((technique,)), kind)():
             yield

@@ -6,7 +6,7 @@ block, in its attention, at the head, and while a cache grows. docs/fit.md has t
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from optigpu.backends.torch.stack import cache_options, load_options, mode_options
+from optigpu.backends.torch import cache_options, load_options, mode_options
 from optigpu.hardware.cpu import has_onednn_bfloat16, sums_bfloat16_apart
 from optigpu.job.spec import Variant
 from optigpu.models.described import decoder_shape

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from optigpu.backends.torch.stack import load_options, overriding
+from optigpu.backends.torch import load_options, overriding
 from optigpu.documents.events import Estimated
 from optigpu.job.spec import JobSpec, Variant, digest
 from optigpu.meters import METERS

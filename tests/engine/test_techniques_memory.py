@@ -9,9 +9,9 @@ from torch.nn import Linear
 from transformers import DynamicCache
 from transformers.pytorch_utils import Conv1D
 
+from optigpu.backends.torch import cache_options
 from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.kv_caches import new_cache
-from optigpu.backends.torch.stack import cache_options
 from optigpu.documents.facts import Footprint, RunFacts
 from optigpu.models.loading.footprint import footprint_of
 from optigpu.roofline import work_of

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from optigpu.backends.torch import applied, device
+from optigpu.backends.torch import applied, device, load_options
 from optigpu.backends.torch.applied import DecodingModel
-from optigpu.backends.torch.stack import load_options
 from optigpu.techniques.base import Technique
 from optigpu.techniques.memory.cpu_offload import CpuOffload, streaming
 from optigpu.techniques.memory.cpu_offload.streaming import decoder_layers, offload

@@ -1,4 +1,4 @@
-"""The torch backend: transformers models on PyTorch.
+"""The torch backend: transformers models on PyTorch; and the options of a resolved stack, in the order of the phases.
 
 Only `start`, `prepare`, `peaks` and `use_threads` import torch.
 """
@@ -6,6 +6,7 @@ Only `start`, `prepare`, `peaks` and `use_threads` import torch.
 import gc
 import os
 from collections.abc import Callable
+from functools import reduce
 from importlib import import_module
 from typing import ClassVar
 
@@ -13,9 +14,27 @@ from optigpu.backends.base import Order
 from optigpu.backends.runtime import Runtime
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
-from optigpu.techniques.base import Technique
+from optigpu.techniques.base import CacheOptions, LoadOptions, ModeOptions, Technique
 from optigpu.vocabulary import DeviceKind, Task
 from optigpu.workloads.base import Workload
+
+
+def load_options(stack: tuple[Technique, ...]) -> LoadOptions:
+    return reduce(lambda options, technique: technique.load(options), stack, LoadOptions())
+
+
+def cache_options(stack: tuple[Technique, ...]) -> CacheOptions:
+    return reduce(lambda options, technique: technique.cache(options), stack, CacheOptions())
+
+
+def mode_options(stack: tuple[Technique, ...]) -> ModeOptions:
+    return reduce(lambda options, technique: technique.execution(options), stack, ModeOptions())
+
+
+def overriding(stack: tuple[Technique, ...], *hooks: str) -> list[str]:
+    """The names of the techniques that override one of these hooks."""
+    return [technique.name for technique in stack if any(map(technique.overrides, hooks))]
+
 
 _OUT_OF_MEMORY = ("out of memory", "DefaultCPUAllocator")
 """Texts of torch's errors when the memory of a GPU or of the host runs out."""

@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 
 from optigpu.backends.runtime import Sampling
 from optigpu.backends.serving import Slots
+from optigpu.backends.torch import cache_options, load_options, mode_options, overriding
 from optigpu.backends.torch.attention import activities_of, attention_names, mode_of, require_kernel, within
 from optigpu.backends.torch.decoding import LeanDecoder, LibraryDecoder, whole_passes, why_no_steps
 from optigpu.backends.torch.device import TorchDevice
 from optigpu.backends.torch.kv_caches import cache_facts, require_cacheable
 from optigpu.backends.torch.slots import TorchSlots
-from optigpu.backends.torch.stack import cache_options, load_options, mode_options, overriding
 from optigpu.hardware.device_kinds import KINDS, torch_name
 from optigpu.models.loading.footprint import parameters_of, share_gone
 from optigpu.models.loading.load import count_weights, load_model, loaded_facts

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from optigpu.backends.torch import cache_options, load_options, mode_options
 from optigpu.backends.torch.applied import AppliedModel, load_decoder, place_of
 from optigpu.backends.torch.attention import mode_of
 from optigpu.backends.torch.decoding import why_no_steps
 from optigpu.backends.torch.kv_caches import cache_argument, cache_facts, new_cache, require_cacheable
-from optigpu.backends.torch.stack import cache_options, load_options, mode_options
 from optigpu.hardware.device_kinds import torch_name
 from optigpu.models.described import Facts
 from optigpu.models.loading.load import (
