@@ -35,7 +35,7 @@ def main() -> NoReturn:
 
     def load() -> Answer:
         # The model is loaded under the limit: what Python and torch take before does not count.
-        from optigpu.backends.torch.memory import limit_memory
+        from optigpu.backends.torch.device import limit_memory
 
         variant, order = assignment.variant, order_of(assignment)
         reason = refusal(assignment)

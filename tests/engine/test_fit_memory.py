@@ -81,7 +81,7 @@ def memory_of(model: str, *names: str) -> DecoderMemory:
 
 def measured_peak(model: str, load: Load, *stack: Technique) -> int:
     """Of a new model each time: transformers keeps a static cache as long as the longest so far."""
-    from optigpu.backends.torch.memory import operator_peaks_of
+    from optigpu.backends.torch.device import operator_peaks_of
 
     loaded = runtime_of(model, *stack)
     held = [*loaded.model.parameters(), *loaded.model.buffers()]

@@ -16,8 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from optigpu.backends.torch.attention import activities_of
-from optigpu.backends.torch.device import CpuClock, is_there, kind_of, module_of, require
-from optigpu.backends.torch.memory import peaks_of
+from optigpu.backends.torch.device import CpuClock, is_there, kind_of, module_of, peaks_of, require
 from optigpu.backends.torch.profile import Recording
 from optigpu.documents.result import Accelerator
 from optigpu.hardware import cpu, gpu, probe

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from optigpu.backends.torch.memory import NO_ACCELERATOR
+from optigpu.backends.torch.device import NO_ACCELERATOR
 from optigpu.backends.torch.training.model import turn_off_dropout
 from optigpu.backends.torch.training.step import Trainer
 from optigpu.backends.training import LabelledImages, StepFlops, Texts

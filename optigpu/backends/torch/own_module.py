@@ -9,8 +9,7 @@ import torch
 from torch.nn import Module
 from torch.utils.flop_counter import FlopCounterMode
 
-from optigpu.backends.torch.device import TorchDevice, calls_s, kind_of
-from optigpu.backends.torch.memory import held_bytes, peaks_of
+from optigpu.backends.torch.device import TorchDevice, calls_s, held_bytes, kind_of, peaks_of
 from optigpu.backends.torch.profile import Recording, TorchRuntime
 from optigpu.documents.facts import WeightFacts
 from optigpu.hardware.intensity import Kernel

@@ -14,8 +14,7 @@ from itertools import chain
 
 import torch
 
-from optigpu.backends.torch.device import Clock, TorchDevice, calls_s
-from optigpu.backends.torch.memory import free_bytes, last_gpu_cache_bytes
+from optigpu.backends.torch.device import Clock, TorchDevice, calls_s, free_bytes, last_gpu_cache_bytes
 from optigpu.documents.peaks import Peaks, ReadRate
 from optigpu.hardware.cpu import last_level_cache_bytes
 from optigpu.hardware.device_kinds import torch_name

@@ -14,8 +14,7 @@ from torch.profiler import profile, record_function
 
 from optigpu.backends.runtime import MemoryPeaks, Profile
 from optigpu.backends.torch.attention import activities_of
-from optigpu.backends.torch.device import Clock, TorchDevice, module_of
-from optigpu.backends.torch.memory import peaks_of
+from optigpu.backends.torch.device import Clock, TorchDevice, module_of, peaks_of
 from optigpu.documents.facts import Footprint, ImageFootprint, WeightFacts
 from optigpu.documents.peaks import Bound
 from optigpu.hardware.device_kinds import KINDS, Ability

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from optigpu.backends.torch.device import calls_s, clock_for, is_there, kind_of
-from optigpu.backends.torch.memory import operator_peaks_of, peaks_of
+from optigpu.backends.torch.device import calls_s, clock_for, is_there, kind_of, operator_peaks_of, peaks_of
 from optigpu.documents.result import Measurement, MetricSummary
 from optigpu.facade.benchmark_result import MEBIBYTE, Indexed
 from optigpu.facade.in_process import device_of, interval_ms

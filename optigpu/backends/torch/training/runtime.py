@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from optigpu.backends.runtime import MemoryPeaks
-from optigpu.backends.torch.memory import operator_peaks_of
+from optigpu.backends.torch.device import operator_peaks_of
 from optigpu.backends.torch.runtime import TorchModelRuntime
 from optigpu.backends.torch.training.model import TrainableModel
 from optigpu.backends.torch.training.step import Trainer
