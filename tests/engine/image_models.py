@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from optigpu.backends.torch.passes import PassModel
+from optigpu.backends.torch.applied import PassModel
 from optigpu.backends.torch.runtime import TorchPassRuntime
 from optigpu.job.spec import resolve
 from optigpu.models.loading.load import load_image_model

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from optigpu.backends.torch.passes import PassModel
+from optigpu.backends.torch.applied import PassModel
 from optigpu.hardware import probe
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Notes, Technique

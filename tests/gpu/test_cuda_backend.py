@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from optigpu.backends.torch.applied import DecodingModel
+from optigpu.backends.torch.applied import DecodingModel, PassModel
 from optigpu.backends.torch.device import EventClock
-from optigpu.backends.torch.passes import PassModel
 from optigpu.conductor.proof import prove
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.techniques.base import Notes, Technique

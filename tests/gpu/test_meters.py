@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from optigpu.backends.torch.applied import DecodingModel
+from optigpu.backends.torch.applied import DecodingModel, PassModel
 from optigpu.backends.torch.device import EventClock
 from optigpu.backends.torch.operators import TorchOperatorRuntime
-from optigpu.backends.torch.passes import PassModel
 from optigpu.conductor.selftest import SelfTester
 from optigpu.documents.selftest import CheckStatus
 from optigpu.hardware.gpu import job_gpu

@@ -74,8 +74,7 @@ class TorchBackend:
             from optigpu.backends.torch.operators import TorchOperatorRuntime  # loads no transformers
 
             return TorchOperatorRuntime(order.device, order.seed)
-        from optigpu.backends.torch.applied import DecodingModel
-        from optigpu.backends.torch.passes import PassModel
+        from optigpu.backends.torch.applied import DecodingModel, PassModel
         from optigpu.backends.torch.runtime import TorchDecodingRuntime, TorchPassRuntime
         from optigpu.backends.torch.training.model import TrainableModel
         from optigpu.backends.torch.training.runtime import TorchTrainingRuntime

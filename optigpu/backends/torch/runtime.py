@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from transformers import AutoImageProcessor, PreTrainedTokenizerBase
 
 from optigpu.backends.runtime import Generation, Ids, Images, Logits, Pass, Pixels, Sampling
-from optigpu.backends.torch.applied import AppliedModel, DecodingModel
-from optigpu.backends.torch.passes import PassModel
+from optigpu.backends.torch.applied import AppliedModel, DecodingModel, PassModel
 from optigpu.backends.torch.profile import TorchRuntime
 from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint, WeightFacts
 from optigpu.models.held import PROCESSOR, require_objects

@@ -14,10 +14,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedModel
 
 from optigpu.backends.torch import load_options, mode_options
-from optigpu.backends.torch.applied import AppliedModel
+from optigpu.backends.torch.applied import AppliedModel, arithmetic_of, load_for
 from optigpu.backends.torch.attention import only_kernel
 from optigpu.backends.torch.device import clock_for
-from optigpu.backends.torch.passes import arithmetic_of, load_for
 from optigpu.backends.torch.training.step import Trainer, implementation_of, optimizer_of
 from optigpu.backends.training import (
     NO_TARGET,
