@@ -99,7 +99,7 @@ def _made(task: RunRecipe, tell: Tell) -> RecipeMade:
 
 
 def _needs(model: str, stack: tuple[Technique, ...], workloads: Sequence[TrainStep]) -> StackNeeds:
-    from optigpu.backends.torch.training.predicted import predicted_need
+    from optigpu.backends.torch.training_memory import predicted_need
 
     batches = tuple(partial(_batch, workload) for workload in workloads)
     try:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from optigpu.backends.torch.training.predicted import predicted_need
+from optigpu.backends.torch.training_memory import predicted_need
 from optigpu.backends.training import TrainingBatch, UpdateRule
 from optigpu.conductor.tasks import fit_training
 from optigpu.documents.facts import ImageFacts

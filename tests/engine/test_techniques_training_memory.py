@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optigpu.backends.torch.training.model import loss_of
-from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
+from optigpu.backends.torch.runtime import TorchTrainingRuntime
+from optigpu.backends.torch.training_step import loss_of
 from optigpu.backends.training import NO_TARGET, MicroBatch
 from optigpu.hardware import probe
 from optigpu.job.spec import resolve

@@ -7,8 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from optigpu.backends.torch.device import NO_ACCELERATOR
-from optigpu.backends.torch.training.model import turn_off_dropout
-from optigpu.backends.torch.training.step import Trainer
+from optigpu.backends.torch.training_step import Trainer, turn_off_dropout
 from optigpu.backends.training import LabelledImages, StepFlops, Texts
 from optigpu.models.loading.load import load_image_model, load_model
 from optigpu.models.reference import PRESETS, Preset, parse_reference

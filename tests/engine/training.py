@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from optigpu.backends.base import Order
 from optigpu.backends.torch import TorchBackend
 from optigpu.backends.torch.device import CpuClock
-from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
-from optigpu.backends.torch.training.step import Trainer
+from optigpu.backends.torch.runtime import TorchTrainingRuntime
+from optigpu.backends.torch.training_step import Trainer
 from optigpu.backends.training import LabelledImages, Texts, TrainingBatch
 from optigpu.documents.facts import ImageFacts
 from optigpu.job.spec import resolve

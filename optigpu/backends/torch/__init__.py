@@ -59,7 +59,7 @@ class TorchBackend:
         collects = gc.isenabled()
         gc.disable()
         try:
-            import_module(f"{__name__}.{'training.runtime' if model else 'operators'}")
+            import_module(f"{__name__}.{'runtime' if model else 'operators'}")
         finally:
             if collects:
                 gc.enable()
@@ -75,9 +75,12 @@ class TorchBackend:
 
             return TorchOperatorRuntime(order.device, order.seed)
         from optigpu.backends.torch.applied import DecodingModel, PassModel
-        from optigpu.backends.torch.runtime import TorchDecodingRuntime, TorchPassRuntime
-        from optigpu.backends.torch.training.model import TrainableModel
-        from optigpu.backends.torch.training.runtime import TorchTrainingRuntime
+        from optigpu.backends.torch.runtime import (
+            TorchDecodingRuntime,
+            TorchPassRuntime,
+            TorchTrainingRuntime,
+        )
+        from optigpu.backends.torch.training_step import TrainableModel
 
         task, rule = order.workload.task, order.workload.update_rule
         given = (order.model, order.stack, order.device, order.seed, progress)

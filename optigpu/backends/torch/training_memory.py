@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import masking_utils
 from transformers.initialization import TORCH_INIT_FUNCTIONS
 
-from optigpu.backends.torch.training.model import TrainableModel
+from optigpu.backends.torch.training_step import TrainableModel
 from optigpu.backends.training import TrainingBatch, TrainingNeed, UpdateRule
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind, UnsupportedError
