@@ -163,10 +163,6 @@ def described(properties: object) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    print(json.dumps(told(DeviceKind(sys.argv[1]))))
-
-
 NO_ACCELERATOR = KINDS[DeviceKind.CPU].lacks[Ability.MEMORY_PEAKS]
 
 
@@ -233,3 +229,7 @@ def limit_memory(device: DeviceKind, more_bytes: int) -> None:
     counted = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (counted + more_bytes, hard))
+
+
+if __name__ == "__main__":
+    print(json.dumps(told(DeviceKind(sys.argv[1]))))
