@@ -14,7 +14,7 @@ from optigpu.backends import BACKENDS, llama_cpp, onnxruntime, openvino
 from optigpu.backends.converted import weights_of
 from optigpu.backends.coreml.convert import WholePass, traced
 from optigpu.backends.coreml.package import INPUT, OUTPUT, PACKAGE, package_of
-from optigpu.backends.stepped import SteppedRuntime
+from optigpu.backends.engine import SteppedRuntime
 from optigpu.backends.traced import window_of
 from optigpu.models.described import decoder_facts
 from optigpu.models.reference import parse_reference

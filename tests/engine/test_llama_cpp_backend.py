@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from optigpu.backends.stepped import SteppedRuntime
+from optigpu.backends.engine import SteppedRuntime
 from optigpu.models.gguf_header import read_header
 from optigpu.models.held import MODELS_DIR, held_models
 from optigpu.models.loading.load import count_weights

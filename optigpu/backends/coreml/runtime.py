@@ -8,9 +8,8 @@ import numpy as np
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
 from optigpu.backends.coreml.package import INPUT, PACKAGE, admit, logits_in, package_of
-from optigpu.backends.engine import unknown_kernels
+from optigpu.backends.engine import SteppedRuntime, unknown_kernels
 from optigpu.backends.runtime import Ids, Logits
-from optigpu.backends.stepped import SteppedRuntime
 from optigpu.models.described import decoder_facts
 from optigpu.techniques.base import Notes
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
-from optigpu.backends.engine import unknown_kernels, weights_of_file
+from optigpu.backends.engine import SteppedRuntime, unknown_kernels, weights_of_file
 from optigpu.backends.llama_cpp.engine import Engine, gguf_of
 from optigpu.backends.llama_cpp.file_types import FLOATS, Asked, CacheType, asked_of, form_of
 from optigpu.backends.llama_cpp.gguf_facts import (
@@ -25,7 +25,6 @@ from optigpu.backends.llama_cpp.gguf_facts import (
 from optigpu.backends.llama_cpp.gguf_families import written_family
 from optigpu.backends.llama_cpp.library import Batch, Library
 from optigpu.backends.runtime import Ids, Logits
-from optigpu.backends.stepped import SteppedRuntime
 from optigpu.documents.facts import Footprint, ModelFacts, WeightFacts
 from optigpu.models.described import decoder_facts
 from optigpu.models.gguf_header import Header

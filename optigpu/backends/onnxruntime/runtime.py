@@ -16,11 +16,10 @@ from onnxruntime import GraphOptimizationLevel, InferenceSession, IOBinding, Ses
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter, weights_of, whole
 from optigpu.backends.converter_program import model_arguments
-from optigpu.backends.engine import EngineRuntime, timed_pass, unknown_kernels
+from optigpu.backends.engine import EngineRuntime, SteppedRuntime, timed_pass, unknown_kernels
 from optigpu.backends.onnxruntime import OnnxRuntimeBackend
 from optigpu.backends.onnxruntime.formats import MODEL, Contents, format_of, graph_level_of, parts_of
 from optigpu.backends.runtime import Ids, Images, Logits, Pass, Runtime
-from optigpu.backends.stepped import SteppedRuntime
 from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint, ModelFacts, WeightFacts
 from optigpu.models.described import decoder_facts, image_facts, known_facts
 from optigpu.techniques.base import Notes, engine_options

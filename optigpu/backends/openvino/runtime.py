@@ -10,7 +10,7 @@ import numpy as np
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
 from optigpu.backends.converter_program import model_arguments
-from optigpu.backends.engine import EngineRuntime, timed_pass
+from optigpu.backends.engine import EngineRuntime, SteppedRuntime, timed_pass
 from optigpu.backends.openvino.contents import GRAPH, Contents, contents_of
 from optigpu.backends.openvino.library import ov
 from optigpu.backends.openvino.settings import (
@@ -22,7 +22,6 @@ from optigpu.backends.openvino.settings import (
     properties_of,
 )
 from optigpu.backends.runtime import Ids, Images, Logits, Pass, Runtime
-from optigpu.backends.stepped import SteppedRuntime
 from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint
 from optigpu.hardware.cpu import has_vnni
 from optigpu.models.described import decoder_facts, known_facts
