@@ -1,16 +1,17 @@
 """Models in an engine's own format, written once from a reference and kept: a large one takes minutes.
 
-They lie in `converted/ENGINE` of the cache folder. A name changes with the weights, the configuration, the writer's
-sources and the libraries' versions. The least recently used are removed when the folder holds more than the bound.
-
-Which kept models a measuring process reads is noted, since an engine that aborts says nothing of its file. The process
-notes what it reads in the job's folder, and the conductor removes what a process noted that crashed before it was
-ready, so that the next one does not read it again.
+A converter is a process of its own, so that the measuring process loads no torch for it and holds no second copy of the
+model. The arguments of its command line and its exit statuses stand here too.
 """
 
+import argparse
+import errno
 import hashlib
 import math
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from importlib.metadata import version
 from pathlib import Path, PurePath
 
 from optigpu.backends.base import Order
-from optigpu.backends.converter_program import REFUSED
 from optigpu.backends.engine import allocation_failed
 from optigpu.bounded_folder import Bound, BoundedFolder, mark_used, remove
 from optigpu.documents.facts import WeightFacts
@@ -30,6 +30,75 @@ from optigpu.models.reference import BUNDLED
 from optigpu.paths import cache_dir
 from optigpu.programs import run_program
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json, first_line
+
+REFUSED = 3
+"""The exit status of a converter when this model cannot be written; the last line of its stdout says why."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def model_arguments(order: Order) -> tuple[str, ...]:
+    """Which model a converter is to load, for a parser of `converter_parser`."""
+    return ("--model", str(order.model), "--seed", str(order.seed), "--threads", str(order.threads))
+
+
+def converter_parser(
+    program: str, description: str | None, writes: str, *, needs_model: bool = True
+) -> argparse.ArgumentParser:
+    """The arguments that converters share. `program` is a module, and `writes` says what --output names."""
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
+    parser.add_argument("--output", type=Path, required=True, help=f"the {writes} to write")
+    parser.add_argument("--model", required=needs_model, help="a model reference")
+    parser.add_argument("--seed", type=int, default=0, help="of a preset's random weights")
+    parser.add_argument("--threads", type=int, default=1, help="how many CPU threads it may use")
+    return parser
+
+
+def written(write: Callable[[], None], output: Path) -> int:
+    """The exit status of a converter's program that calls `write` to make `output`.
+
+    REFUSED for an UnsupportedError, with its text on stdout; 1 for a full disk, with a sentence on stderr. Libraries
+    have errors of their own for one, so whatever was raised, it is looked at what was written so far; before one that
+    removes that, `require_space` is asked.
+    """
+    try:
+        write()
+    except Exception as error:
+        full = error if isinstance(error, OSError) and error.errno in _FULL else _no_space(output)
+        if full is not None:
+            where = f"{output.parent} ({full.strerror})"
+            advice = "free some, or name another folder in XDG_CACHE_HOME."
+            print(f"there is no space for it in {where}; {advice}", file=sys.stderr)
+            return 1
+        if isinstance(error, UnsupportedError):
+            print(error)
+            return REFUSED
+        raise
+    return 0
+
+
+def require_space(folder: Path, size: int) -> None:
+    """Raises OSError where the disk has no space for a file of `size` bytes in a folder."""
+    if sys.platform == "darwin":  # which reserves nothing
+        if shutil.disk_usage(folder).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def _no_space(output: Path) -> OSError | None:
+    """The disk's error where the largest file of what a failed converter wrote cannot grow, or None. The file grows."""
+    files = [path for path in (output, *output.rglob("*")) if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size, default=None)
+    if largest is None:
+        return None
+    try:
+        with largest.open("ab") as file:
+            file.write(bytes(2**20))
+    except OSError as error:
+        return error if error.errno in _FULL else None
+    return None
+
 
 BOUND = Bound("OPTIGPU_CONVERTED_CACHE_GB", default=40 * 2**30, files="converted models")
 """Of each engine. With a bound of 0 a converted model lives as long as its job."""

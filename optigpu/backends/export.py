@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from optigpu.backends.base import Order
-from optigpu.backends.converted import Converter
-from optigpu.backends.converter_program import converter_parser, model_arguments, require_space, written
+from optigpu.backends.converted import Converter, converter_parser, model_arguments, require_space, written
 from optigpu.documents.facts import ModelFacts
 from optigpu.models.held import CONFIGURATION, sound_directory
 from optigpu.models.reference import BUNDLED, parse_reference

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.backends.converted import Converter
-from optigpu.backends.converter_program import REFUSED, model_arguments, written
+from optigpu.backends.converted import REFUSED, Converter, model_arguments, written
 from optigpu.backends.coreml.package import admit, package_of
 from optigpu.backends.export import folder_of
 from optigpu.documents.result import Outcome

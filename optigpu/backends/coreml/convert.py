@@ -14,7 +14,7 @@ from torch.jit import ScriptModule
 from torch.nn import Module
 from transformers import PreTrainedModel
 
-from optigpu.backends.converter_program import converter_parser, require_space, written
+from optigpu.backends.converted import converter_parser, require_space, written
 from optigpu.backends.coreml.package import INPUT, OUTPUT, PACKAGE
 from optigpu.backends.traced import require_same, window_of
 from optigpu.models.loading.load import count_weights, load_model

@@ -7,8 +7,7 @@ import numpy as np
 
 from optigpu.backends import traced
 from optigpu.backends.base import Order
-from optigpu.backends.converted import Converter
-from optigpu.backends.converter_program import model_arguments
+from optigpu.backends.converted import Converter, model_arguments
 from optigpu.backends.runtime import Logits
 from optigpu.techniques.base import engine_options
 from optigpu.vocabulary import OptiGPUError, UnsupportedError

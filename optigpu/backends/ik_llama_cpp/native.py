@@ -12,7 +12,7 @@ import numpy as np
 from ik_llama_cpp import _ctypes_api as api
 from numpy.typing import NDArray
 
-from optigpu.backends.converter_program import converter_parser
+from optigpu.backends.converted import converter_parser
 from optigpu.backends.ik_llama_cpp.engine import (
     FILE_TYPES,
     ROWS_OF,

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optigpu.backends.base import Order
-from optigpu.backends.converted import Converter
-from optigpu.backends.converter_program import model_arguments
+from optigpu.backends.converted import Converter, model_arguments
 from optigpu.backends.llama_cpp import convert
 from optigpu.backends.llama_cpp.convert import IMPORTANCE
 from optigpu.backends.llama_cpp.file_types import NEED_IMPORTANCE, WRITTEN, ExactCaches, FileType, Form

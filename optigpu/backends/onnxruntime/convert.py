@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from optigpu.backends.converter_program import converter_parser, written
+from optigpu.backends.converted import converter_parser, written
 from optigpu.backends.onnxruntime.decoder_graph import write_decoder
 from optigpu.backends.onnxruntime.formats import DATA, MODEL, Contents, Format, file_sizes
 from optigpu.backends.onnxruntime.graph import PACKED, GraphWriter, Written

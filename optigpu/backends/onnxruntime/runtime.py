@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from onnxruntime import GraphOptimizationLevel, InferenceSession, IOBinding, SessionOptions
 
 from optigpu.backends.base import Order
-from optigpu.backends.converted import Converter, weights_of, whole
-from optigpu.backends.converter_program import model_arguments
+from optigpu.backends.converted import Converter, model_arguments, weights_of, whole
 from optigpu.backends.engine import EngineRuntime, SteppedRuntime, timed_pass, unknown_kernels
 from optigpu.backends.onnxruntime import OnnxRuntimeBackend
 from optigpu.backends.onnxruntime.formats import MODEL, Contents, format_of, graph_level_of, parts_of

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from optigpu.backends.converter_program import converter_parser, require_space, written
+from optigpu.backends.converted import converter_parser, require_space, written
 from optigpu.backends.openvino.contents import GRAPH
 from optigpu.backends.openvino.library import ov
 

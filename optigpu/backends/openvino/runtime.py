@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from optigpu.backends.base import Order
-from optigpu.backends.converted import weights_of, whole
-from optigpu.backends.converter_program import model_arguments
+from optigpu.backends.converted import model_arguments, weights_of, whole
 from optigpu.backends.engine import EngineRuntime, SteppedRuntime, timed_pass
 from optigpu.backends.openvino.contents import GRAPH, Contents, contents_of
 from optigpu.backends.openvino.library import ov

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from optigpu.backends import traced
 from optigpu.backends.base import Order
-from optigpu.backends.converted import Converter
-from optigpu.backends.converter_program import model_arguments
+from optigpu.backends.converted import Converter, model_arguments
 from optigpu.techniques.base import EngineOptions
 
 PLAIN = "float32"

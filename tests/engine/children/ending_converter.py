@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from optigpu.backends.converter_program import REFUSED
+from optigpu.backends.converted import REFUSED
 
 
 def main() -> int:

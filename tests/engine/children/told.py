@@ -3,7 +3,7 @@
 import json
 import sys
 
-from optigpu.backends.converter_program import converter_parser, written
+from optigpu.backends.converted import converter_parser, written
 
 options = converter_parser("tests.engine.children.told", __doc__, "file").parse_args()
 
