@@ -15,8 +15,8 @@ from optigpu.backends.converted import weights_of
 from optigpu.backends.coreml.convert import WholePass, traced
 from optigpu.backends.coreml.package import INPUT, OUTPUT, PACKAGE, package_of
 from optigpu.backends.engine import SteppedRuntime
-from optigpu.backends.traced import window_of
 from optigpu.models.described import decoder_facts
+from optigpu.models.loading.expressed import window_of
 from optigpu.models.reference import parse_reference
 from optigpu.techniques.base import Notes
 from optigpu.vocabulary import DeviceKind, OptiGPUError, UnsupportedError

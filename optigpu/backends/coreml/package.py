@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from optigpu.backends import traced
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter, model_arguments
 from optigpu.backends.runtime import Logits
@@ -20,7 +19,7 @@ CONVERTER = Converter(
     engine="coreml",
     program="optigpu.backends.coreml.convert",
     suffix=".coreml",
-    sources=(Path(__file__).with_name("convert.py"), Path(traced.__file__)),
+    sources=(Path(__file__).with_name("convert.py"),),
     libraries=("torch", "transformers", "coremltools"),
 )
 

@@ -15,8 +15,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from optigpu.backends.openvino.contents import NOTES
 from optigpu.backends.openvino.library import apply_make_stateful_transformation, ops, ov
-from optigpu.backends.traced import require_same, window_of
 from optigpu.documents.facts import ModelFacts
+from optigpu.models.loading.expressed import require_same, window_of
 from optigpu.models.loading.footprint import image_footprint_of
 from optigpu.models.loading.load import (
     ClassLogits,

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from optigpu.backends import traced
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter, model_arguments
 from optigpu.techniques.base import EngineOptions
@@ -72,7 +71,7 @@ CONVERTER = Converter(
     engine="openvino",
     program="optigpu.backends.openvino.convert",
     suffix=".openvino",
-    sources=(*(Path(__file__).with_name(f"{name}.py") for name in _WRITERS), Path(traced.__file__)),
+    sources=tuple(Path(__file__).with_name(f"{name}.py") for name in _WRITERS),
     libraries=("torch", "transformers", "openvino", "nncf"),
 )
 

@@ -1,13 +1,14 @@
 """Which fields of a configuration a writer of another engine's models expresses, and why it refuses all others.
 
 Every field that a writer does not list must have its class's value or be one of HARMLESS: so one that is new in
-transformers is refused. A name that the class does not declare counts only where the family's code reads it.
-Imports no torch.
+transformers is refused. A name that the class does not declare counts only where the family's code reads it. An engine
+that traces a model expresses what its layers compute, but neither the mask, which such an engine gives, nor what changes
+with the length of a sequence. Imports no torch.
 """
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING
 from optigpu.vocabulary import UnsupportedError
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -136,3 +138,71 @@ def _is_read(config: "PretrainedConfig", name: str) -> bool:
     family = Path(str(sys.modules[type(config).__module__].__file__)).parent
     code = (*(package / shared for shared in _SHARED), *family.glob("modeling_*.py"))
     return any(reading.search(path.read_text("utf-8")) for path in code)
+
+
+SAME = 1e-3
+"""The largest difference of a logit over the largest logit that float32 may leave, and more."""
+_ROTATIONS = (*ROTATIONS, "proportional")
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_MASKS = {"is_causal": (None, True), "use_bidirectional_attention": (None, False)}
+"""Fields of a decoder's mask, and the values with which each token sees all before it."""
+
+
+def require_traceable(config: "PretrainedConfig", engine: str) -> None:
+    """Raises UnsupportedError, naming the field, for angles that change with the length and sizes with the layer."""
+    values = config.to_dict()
+    if layers := values.get("per_layer_config"):
+        raise _refused(engine, f"per_layer_config = {layers!r}")
+    for kind in _rotations(values.get("rope_parameters")):
+        if kind not in _ROTATIONS:
+            raise _refused(engine, f"rope_type = {kind!r}, only {' or '.join(map(repr, _ROTATIONS))}")
+
+
+def window_of(model: "PreTrainedModel", engine: str) -> int | None:
+    """How many tokens every layer's attention reaches back; None without a bound.
+
+    Raises UnsupportedError as `require_traceable`, and for a mask that is another or differs from layer to layer.
+    """
+    config = model.config.get_text_config(decoder=True)
+    require_traceable(config, engine)
+    for name, usual in _MASKS.items():
+        if (value := getattr(config, name, None)) not in usual:
+            raise _refused(engine, f"{name} = {value!r}")
+    kinds = set(getattr(config, "layer_types", None) or [_SLIDING])
+    window = getattr(config, "sliding_window", None)
+    different = _refused(engine, f"layers of different attention (layer_types = {sorted(kinds)})")
+    if kinds - {_FULL, _SLIDING}:
+        raise different
+    if window is None or _SLIDING not in kinds:
+        return None
+    if not hasattr(type(config)(), "sliding_window"):  # the layers have none, though transformers' cache has
+        raise _refused(engine, f"sliding_window = {window!r} of {config.model_type} models")
+    if len(kinds) > 1:
+        raise different
+    return int(window)
+
+
+def require_same(
+    found: "torch.Tensor", expected: "torch.Tensor", model: "PreTrainedModel", engine: str
+) -> None:
+    """Raises UnsupportedError for logits of a trace that are not the model's: it computes what its tokens decide."""
+    difference = float((found - expected).abs().max() / expected.abs().max())
+    if not difference <= SAME:
+        kind = model.config.model_type
+        raise UnsupportedError(
+            f"{engine} does not support {kind} models: traced, this one's logits differ by {difference:.2g} of the "
+            "largest; ask for the backend torch."
+        )
+
+
+def _rotations(parameters: object) -> Iterator[str]:
+    """The kinds of rotary embeddings, of which each kind of layer may have its own."""
+    if isinstance(parameters, dict):
+        if "rope_type" in parameters:
+            yield parameters["rope_type"]
+        for inner in parameters.values():
+            yield from _rotations(inner)
+
+
+def _refused(engine: str, what: str) -> UnsupportedError:
+    return UnsupportedError(f"{engine} does not express {what}; ask for the backend torch.")
