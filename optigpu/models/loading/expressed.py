@@ -2,8 +2,8 @@
 
 Every field that a writer does not list must have its class's value or be one of HARMLESS: so one that is new in
 transformers is refused. A name that the class does not declare counts only where the family's code reads it. An engine
-that traces a model expresses what its layers compute, but neither the mask, which such an engine gives, nor what changes
-with the length of a sequence. Imports no torch.
+that traces a model expresses what its layers compute, but neither the mask, which such an engine gives, nor what
+changes with the length of a sequence. Imports no torch.
 """
 
 import re
