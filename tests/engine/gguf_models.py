@@ -113,7 +113,7 @@ def made(name: str) -> PreTrainedModel:
 
 def scored(path: Path, tokens: NDArray[np.int64], vocabulary: int, exact: bool) -> NDArray[np.float32]:
     """llama.cpp's logits after each token of a sequence, [tokens, vocabulary]."""
-    from optigpu.backends.llama_cpp.file_types import ExactCaches, asked_of
+    from optigpu.backends.llama_cpp.gguf_facts import ExactCaches, asked_of
     from optigpu.backends.llama_cpp.native import LlamaCpp
     from optigpu.backends.llama_cpp.runtime import Context, GgufModel
 

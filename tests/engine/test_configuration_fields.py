@@ -207,7 +207,7 @@ def stepped(forward: Callable[[Any], Any]) -> Logits:
 @pytest.mark.llama
 @pytest.mark.parametrize(("family", "bound"), cases([("llama", EXACT), ("gpt2", LOOKED_UP)], 1))
 def test_a_gguf_file_has_each_field_or_refuses_it(tmp_path: Path, family: str, bound: float) -> None:
-    from optigpu.backends.llama_cpp.file_types import ExactCaches, asked_of
+    from optigpu.backends.llama_cpp.gguf_facts import ExactCaches, asked_of
     from optigpu.backends.llama_cpp.gguf_tensors import write
     from optigpu.backends.llama_cpp.native import LlamaCpp
     from optigpu.backends.llama_cpp.runtime import Context, GgufModel

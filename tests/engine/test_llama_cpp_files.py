@@ -15,7 +15,7 @@ from optigpu.backends.base import Order
 from optigpu.backends.converted import BOUND
 from optigpu.backends.llama_cpp import convert, engine
 from optigpu.backends.llama_cpp.engine import gguf_of
-from optigpu.backends.llama_cpp.file_types import FileType, Form
+from optigpu.backends.llama_cpp.gguf_facts import FileType, Form
 from optigpu.documents.result import Environment
 from optigpu.hardware import probe
 from optigpu.vocabulary import DeviceKind, OptiGPUError

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from optigpu.backends.base import Order
 from optigpu.backends.llama_cpp import LlamaCppBackend
-from optigpu.backends.llama_cpp.file_types import NEED_IMPORTANCE
+from optigpu.backends.llama_cpp.gguf_facts import NEED_IMPORTANCE
 from optigpu.backends.runtime import Runtime
 
 NOT_THERE = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0")

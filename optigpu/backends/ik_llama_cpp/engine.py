@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from optigpu.backends.llama_cpp.engine import Engine, converter, sources
-from optigpu.backends.llama_cpp.file_types import ExactCaches
+from optigpu.backends.llama_cpp.gguf_facts import ExactCaches
 from optigpu.backends.llama_cpp.gguf_families import LAYER_NORM
 from optigpu.backends.llama_cpp.library import Library
 

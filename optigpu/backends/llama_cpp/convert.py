@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from optigpu.backends.converted import converter_parser, written
-from optigpu.backends.llama_cpp.file_types import FILE_TYPES, WRITTEN, Form
+from optigpu.backends.llama_cpp.gguf_facts import FILE_TYPES, WRITTEN, Form
 from optigpu.backends.llama_cpp.library import Library, Quantizing
 from optigpu.vocabulary import UnsupportedError
 

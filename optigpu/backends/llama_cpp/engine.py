@@ -8,10 +8,10 @@ from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter, model_arguments
 from optigpu.backends.llama_cpp import convert
 from optigpu.backends.llama_cpp.convert import IMPORTANCE
-from optigpu.backends.llama_cpp.file_types import NEED_IMPORTANCE, WRITTEN, ExactCaches, FileType, Form
+from optigpu.backends.llama_cpp.gguf_facts import NEED_IMPORTANCE, WRITTEN, ExactCaches, FileType, Form
 from optigpu.backends.llama_cpp.library import Library
 
-WRITERS = ("convert", "file_types", "gguf_families", "gguf_tensors", "gguf_tokenizer")
+WRITERS = ("convert", "gguf_facts", "gguf_families", "gguf_tensors", "gguf_tokenizer")
 """Modules that decide what is written of a model."""
 _FOLDER = Path(__file__).parent
 

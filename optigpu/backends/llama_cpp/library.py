@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from optigpu.backends.llama_cpp.file_types import Asked, Form
+from optigpu.backends.llama_cpp.gguf_facts import Asked, Form
 
 Handle = int
 """The address of a model or of a context."""

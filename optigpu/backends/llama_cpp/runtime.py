@@ -13,13 +13,17 @@ from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
 from optigpu.backends.engine import SteppedRuntime, unknown_kernels, weights_of_file
 from optigpu.backends.llama_cpp.engine import Engine, gguf_of
-from optigpu.backends.llama_cpp.file_types import FLOATS, Asked, CacheType, asked_of, form_of
 from optigpu.backends.llama_cpp.gguf_facts import (
+    FLOATS,
     LEFT_OUT,
+    Asked,
+    CacheType,
     Contents,
+    asked_of,
     cache_widths,
     contents_of,
     facts_of,
+    form_of,
     norms_of,
 )
 from optigpu.backends.llama_cpp.gguf_families import written_family
