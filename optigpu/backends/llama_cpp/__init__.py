@@ -1,4 +1,4 @@
-"""The backends llama_cpp and ik_llama_cpp: models as GGUF files in llama.cpp, and in its fork with types and kernels of its own.
+"""The backends llama_cpp and ik_llama_cpp: models as GGUF files in llama.cpp, and in a fork with types of its own.
 
 Without the technique `gguf` a variant is the baseline: weights, keys and values in float32. The fork runs in an
 environment of its own (optigpu/engines), through the package ik-llama-cpp-python. Only `start` and `prepare` import
@@ -60,7 +60,7 @@ class IkLlamaCppBackend(LlamaCppBackend):
 
     name = "ik_llama_cpp"
     summary = "GGUF files, and models that are written as one, in ik_llama.cpp, on a CPU; no LayerNorm"
-    modules = (".native", "..llama_cpp.runtime")
+    modules = (".ik_native", ".runtime")
 
     def refused_type(self, name: str) -> str | None:
         """The types that are written for llama.cpp alone."""

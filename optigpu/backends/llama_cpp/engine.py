@@ -117,7 +117,7 @@ IK_LLAMA_CPP = Engine(
         "gguf",
         "ik-llama-cpp-python",
         program="optigpu.backends.llama_cpp.ik_native",
-        sources=(*sources("library"), Path(__file__), Path(__file__).with_name("native.py")),
+        sources=sources("library", "engine", "ik_native"),
     ),
     refused={
         LAYER_NORM: "ik_llama.cpp ends on an assertion in a LayerNorm (GPT-2's), and would end the process with it; "

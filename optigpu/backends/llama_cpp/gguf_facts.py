@@ -1,5 +1,6 @@
-"""The kinds of weights that a GGUF file is written with here, what a stack asks of a context, and what a file's own numbers
-say of its model, whatever its architecture.
+"""GGUF files: the kinds of weights that they are written with here, and what a file's own numbers say of its model.
+
+The numbers are read whatever the architecture is. What a stack asks of a context is read here as well.
 """
 
 from collections.abc import Callable, Sequence
