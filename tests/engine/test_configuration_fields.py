@@ -230,9 +230,8 @@ def test_a_gguf_file_has_each_field_or_refuses_it(tmp_path: Path, family: str, b
 @pytest.mark.onnxruntime
 @pytest.mark.parametrize("family", cases(["llama", "gpt2", "opt", "mistral", "qwen2"], 1))
 def test_an_onnx_graph_has_each_field_or_refuses_it(tmp_path: Path, family: str) -> None:
-    from optigpu.backends.onnxruntime.decoder_graph import write_decoder
-    from optigpu.backends.onnxruntime.formats import DATA, MODEL, format_of
-    from optigpu.backends.onnxruntime.graph import GraphWriter
+    from optigpu.backends.onnxruntime import DATA, MODEL, format_of
+    from optigpu.backends.onnxruntime.graphs import GraphWriter, write_decoder
     from optigpu.backends.onnxruntime.runtime import DecodingSteps, opened
 
     def compute(model: Any) -> Logits:

@@ -9,7 +9,7 @@ import pytest
 from optigpu.backends import BACKENDS
 from optigpu.backends.llama_cpp.engine import IK_FILE_TYPES
 from optigpu.backends.llama_cpp.gguf_facts import NEED_IMPORTANCE, ExactCaches, Form, asked_of, form_of
-from optigpu.backends.onnxruntime.formats import Format, format_of, graph_level_of
+from optigpu.backends.onnxruntime import Format, format_of, graph_level_of
 from optigpu.backends.openvino.settings import form_of as openvino_form_of
 from optigpu.backends.openvino.settings import properties_of
 from optigpu.backends.vllm.settings import settings_of
@@ -192,7 +192,7 @@ def test_bytes_of_a_file_follow_from_shapes_where_its_mixture_is_known() -> None
 def test_quantized_numbers_take_the_bytes_that_are_predicted_and_are_near(bits: int, inner: int) -> None:
     import numpy as np
 
-    from optigpu.backends.onnxruntime.decoder_graph import quantized
+    from optigpu.backends.onnxruntime.graphs import quantized
 
     weight = np.random.default_rng(0).standard_normal((7, inner)).astype(np.float32)
     numbers, scales = quantized(weight, bits, 32)

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from optigpu.backends.converted import converter_parser, written
-from optigpu.backends.onnxruntime.decoder_graph import write_decoder
-from optigpu.backends.onnxruntime.formats import DATA, MODEL, Contents, Format, file_sizes
-from optigpu.backends.onnxruntime.graph import PACKED, GraphWriter, Written
+from optigpu.backends.onnxruntime import DATA, MODEL, Contents, Format, file_sizes
+from optigpu.backends.onnxruntime.graphs import PACKED, GraphWriter, Written, write_decoder
 from optigpu.documents.facts import Footprint
 from optigpu.models.loading.footprint import counted, image_footprint_of
 from optigpu.models.loading.load import (

@@ -16,8 +16,14 @@ from onnxruntime import GraphOptimizationLevel, InferenceSession, IOBinding, Ses
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter, model_arguments, weights_of, whole
 from optigpu.backends.engine import EngineRuntime, SteppedRuntime, timed_pass, unknown_kernels
-from optigpu.backends.onnxruntime import OnnxRuntimeBackend
-from optigpu.backends.onnxruntime.formats import MODEL, Contents, format_of, graph_level_of, parts_of
+from optigpu.backends.onnxruntime import (
+    MODEL,
+    Contents,
+    OnnxRuntimeBackend,
+    format_of,
+    graph_level_of,
+    parts_of,
+)
 from optigpu.backends.runtime import Ids, Images, Logits, Pass, Runtime
 from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint, ModelFacts, WeightFacts
 from optigpu.models.described import decoder_facts, image_facts, known_facts
@@ -26,7 +32,7 @@ from optigpu.vocabulary import OptiGPUError, Task, UnsupportedError
 
 NAME = "ONNX Runtime"
 PACKAGES = OnnxRuntimeBackend.packages
-_WRITERS = ("convert", "decoder_graph", "formats", "graph")
+_WRITERS = ("convert", "graphs", "__init__")
 CONVERTER = Converter(
     engine="onnxruntime",
     program="optigpu.backends.onnxruntime.convert",
