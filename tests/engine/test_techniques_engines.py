@@ -10,8 +10,8 @@ from optigpu.backends import BACKENDS
 from optigpu.backends.llama_cpp.engine import IK_FILE_TYPES
 from optigpu.backends.llama_cpp.gguf_facts import NEED_IMPORTANCE, ExactCaches, Form, asked_of, form_of
 from optigpu.backends.onnxruntime import Format, format_of, graph_level_of
-from optigpu.backends.openvino.settings import form_of as openvino_form_of
-from optigpu.backends.openvino.settings import properties_of
+from optigpu.backends.openvino import form_of as openvino_form_of
+from optigpu.backends.openvino import properties_of
 from optigpu.backends.vllm.settings import settings_of
 from optigpu.documents.facts import ModelFacts
 from optigpu.hardware import probe

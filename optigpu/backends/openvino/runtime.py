@@ -10,16 +10,9 @@ import numpy as np
 from optigpu.backends.base import Order
 from optigpu.backends.converted import model_arguments, weights_of, whole
 from optigpu.backends.engine import EngineRuntime, SteppedRuntime, timed_pass
+from optigpu.backends.openvino import CONVERTER, DTYPES, PLAIN, decoder_of, form_of, properties_of
 from optigpu.backends.openvino.contents import GRAPH, Contents, contents_of
 from optigpu.backends.openvino.library import ov
-from optigpu.backends.openvino.settings import (
-    CONVERTER,
-    DTYPES,
-    PLAIN,
-    decoder_of,
-    form_of,
-    properties_of,
-)
 from optigpu.backends.runtime import Ids, Images, Logits, Pass, Runtime
 from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint
 from optigpu.hardware.cpu import has_vnni
