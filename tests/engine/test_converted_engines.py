@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.backends import BACKENDS, llama_cpp, onnxruntime, openvino
 from optigpu.backends.converted import weights_of
+from optigpu.backends.coreml import INPUT, OUTPUT, PACKAGE, package_of
 from optigpu.backends.coreml.convert import WholePass, traced
-from optigpu.backends.coreml.package import INPUT, OUTPUT, PACKAGE, package_of
 from optigpu.backends.engine import SteppedRuntime
 from optigpu.models.described import decoder_facts
 from optigpu.models.loading.expressed import window_of

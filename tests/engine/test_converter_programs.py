@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from optigpu.backends.converted import REFUSED, Converter, model_arguments, written
-from optigpu.backends.coreml.package import admit, package_of
+from optigpu.backends.coreml import admit, package_of
 from optigpu.backends.export import folder_of
 from optigpu.documents.result import Outcome
 from optigpu.programs import (

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
-from optigpu.backends.coreml.package import logits_in
+from optigpu.backends.coreml import logits_in
 from optigpu.backends.export import folder_of
 from optigpu.backends.vllm.settings import EngineSettings, settings_of
 from optigpu.documents.facts import ModelFacts, RunFacts

@@ -15,7 +15,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from optigpu.backends.converted import converter_parser, require_space, written
-from optigpu.backends.coreml.package import INPUT, OUTPUT, PACKAGE
+from optigpu.backends.coreml import INPUT, OUTPUT, PACKAGE
 from optigpu.models.loading.expressed import require_same, window_of
 from optigpu.models.loading.load import count_weights, load_model
 from optigpu.models.reference import parse_reference

@@ -7,7 +7,7 @@ import numpy as np
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of, whole
-from optigpu.backends.coreml.package import INPUT, PACKAGE, admit, logits_in, package_of
+from optigpu.backends.coreml import INPUT, PACKAGE, admit, logits_in, package_of
 from optigpu.backends.engine import SteppedRuntime, unknown_kernels
 from optigpu.backends.runtime import Ids, Logits
 from optigpu.models.described import decoder_facts
