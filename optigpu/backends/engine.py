@@ -166,6 +166,14 @@ class DecodingEngine(EngineRuntime):
             self.decoded = (rows, length)
 
 
+def room_of(order: Order, facts: ModelFacts, *, scored: bool = True) -> tuple[int, int]:
+    """The sequences and the tokens of each that a workload decodes; with one more, which scoring predicts."""
+    shape = order.workload.work_shape
+    rows = getattr(shape, "batch_size", 1)
+    tokens = getattr(shape, "prompt_tokens", facts.longest) + getattr(shape, "new_tokens", 0)
+    return rows, min(tokens + scored, facts.longest)
+
+
 def timed_pass(
     run: Callable[[], NDArray[Number]], logits: Callable[[NDArray[Number]], Logits] = np.copy
 ) -> Pass:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import Converter, converter_parser, model_arguments, require_space, written
-from optigpu.documents.facts import ModelFacts
 from optigpu.models.held import CONFIGURATION, sound_directory
 from optigpu.models.reference import BUNDLED, parse_reference
 from optigpu.vocabulary import UnsupportedError
@@ -37,14 +36,6 @@ def folder_of(engine: str, order: Order, progress: Callable[[str], None]) -> Pat
             f"The hub's cache does not hold {reference}; load the model once with the backend torch."
         )
     return Path(found).parent
-
-
-def room_of(order: Order, facts: ModelFacts, *, scored: bool = True) -> tuple[int, int]:
-    """The sequences and the tokens of each that a workload decodes; with one more, which scoring predicts."""
-    shape = order.workload.work_shape
-    rows = getattr(shape, "batch_size", 1)
-    tokens = getattr(shape, "prompt_tokens", facts.longest) + getattr(shape, "new_tokens", 0)
-    return rows, min(tokens + scored, facts.longest)
 
 
 def main() -> int:

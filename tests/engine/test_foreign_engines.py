@@ -19,7 +19,7 @@ from optigpu.backends import BACKENDS
 from optigpu.backends.base import Order
 from optigpu.backends.coreml import logits_in
 from optigpu.backends.export import folder_of
-from optigpu.backends.vllm.settings import EngineSettings, settings_of
+from optigpu.backends.vllm import EngineSettings, settings_of
 from optigpu.documents.facts import ModelFacts, RunFacts
 from optigpu.documents.result import Accelerator, Environment, Result, VerdictReason
 from optigpu.engines.environments import environment_of, variables_of

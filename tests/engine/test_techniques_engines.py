@@ -12,7 +12,7 @@ from optigpu.backends.llama_cpp.gguf_facts import NEED_IMPORTANCE, ExactCaches, 
 from optigpu.backends.onnxruntime import Format, format_of, graph_level_of
 from optigpu.backends.openvino import form_of as openvino_form_of
 from optigpu.backends.openvino import properties_of
-from optigpu.backends.vllm.settings import settings_of
+from optigpu.backends.vllm import settings_of
 from optigpu.documents.facts import ModelFacts
 from optigpu.hardware import probe
 from optigpu.hardware.cpu import has_vnni

@@ -9,8 +9,8 @@ from tensorrt_llm import LLM, SamplingParams
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of
-from optigpu.backends.engine import DecodingEngine, unknown_kernels
-from optigpu.backends.export import folder_of, room_of
+from optigpu.backends.engine import DecodingEngine, room_of, unknown_kernels
+from optigpu.backends.export import folder_of
 from optigpu.backends.runtime import Generation, Ids, MemoryPeaks
 from optigpu.backends.serving import Arrivals
 from optigpu.documents.facts import ModelFacts

@@ -24,11 +24,11 @@ from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from optigpu.backends.base import Order
 from optigpu.backends.converted import weights_of
-from optigpu.backends.engine import DecodingEngine, unknown_kernels
-from optigpu.backends.export import folder_of, room_of
+from optigpu.backends.engine import DecodingEngine, room_of, unknown_kernels
+from optigpu.backends.export import folder_of
 from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks
 from optigpu.backends.serving import Arrivals
-from optigpu.backends.vllm.settings import EngineSettings, cache_gib, settings_of
+from optigpu.backends.vllm import EngineSettings, cache_gib, settings_of
 from optigpu.documents.facts import ModelFacts
 from optigpu.models.described import decoder_facts
 from optigpu.techniques.base import Notes
