@@ -18,9 +18,9 @@ from optigpu.documents.events import Noted
 from optigpu.documents.result import Attribution, Outcome
 from optigpu.documents.views import JobView, ProgressView
 from optigpu.store import jobs, leases, outcomes
-from optigpu.store.artifacts import Artifact
 from optigpu.store.database import StoreUnavailableError
 from optigpu.store.leases import Lease
+from optigpu.store.results import Artifact
 from optigpu.vocabulary import FailureKind, JobState, LeaseLostError, OptiGPUError
 from worker.context import WorkerContext
 

@@ -32,10 +32,10 @@ from optigpu.documents.views import JobView, ProgressView
 from optigpu.http_clients import http_client, proxy_at_fault
 from optigpu.paths import lock_dir
 from optigpu.proxies import is_loopback
-from optigpu.store.artifacts import Artifact
 from optigpu.store.database import StoreUnavailableError
 from optigpu.store.launches import PilotLease
 from optigpu.store.leases import Lease
+from optigpu.store.results import Artifact
 from optigpu.tracing import Tracing
 from optigpu.vocabulary import DeviceKind, FailureKind, JobState, LeaseLostError, OptiGPUError
 from worker.capabilities import serving

@@ -20,7 +20,7 @@ from optigpu.documents.events import (
 )
 from optigpu.documents.result import Attribution, Outcome
 from optigpu.documents.views import JobView, ProgressView
-from optigpu.store import artifacts, queue
+from optigpu.store import queue, results
 from optigpu.store.leases import Lease
 from optigpu.tracing import Span, SpanKind, Tracing, Value
 from optigpu.vocabulary import AttemptEndedError, FailureKind, JobState, StoreError, VariantStatus
@@ -184,7 +184,7 @@ class Recorder:
         self.saw_failure = self.saw_failure or outcome.status is VariantStatus.FAILED
         self.saw_host_memory_end = self.saw_host_memory_end or outcome.host_memory
         # Read once and before the write: its transaction is short, and is tried again while the database is away.
-        files = artifacts.read(outcome.artifacts)
+        files = results.read_artifact(outcome.artifacts)
         self._retried(lambda: self._job.save(outcome, files))
         self.trace.variant_ended(outcome)
         log.info(f"variant.{outcome.status}", variant=outcome.index, reason=outcome.reason)

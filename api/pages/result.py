@@ -28,7 +28,7 @@ from optigpu.job.spec import JobSpec
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.numbers import short, with_interval
 from optigpu.statistics.stored import StoredResult
-from optigpu.store import artifacts, jobs, leaderboard, results
+from optigpu.store import jobs, leaderboard, results
 from optigpu.store.database import Session
 from optigpu.vocabulary import METRICS, Document, NotFoundError, SpecError
 
@@ -55,7 +55,7 @@ def read_result(view: ReaderView, result_id: Id, _: Annotated[Asked, Query()]) -
     with view.service.database.read() as session:
         document = current(results.get(session, result_id))
         stored = StoredResult.model_validate(document)
-        files = artifacts.list_(session, result_id).artifacts
+        files = results.list_artifacts(session, result_id).artifacts
         timeline = results.history_of(session, result_id)
         shapes = _histograms(session, stored)
         spec = _spec(session, document)

@@ -32,10 +32,10 @@ from optigpu.documents.views import JobView
 from optigpu.job.measured import unplanned
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.store import artifacts, jobs, launches, leases, outcomes
-from optigpu.store.artifacts import Artifact
+from optigpu.store import jobs, launches, leases, outcomes, results
 from optigpu.store.launches import Pilot, PilotLease
 from optigpu.store.leases import Hold
+from optigpu.store.results import Artifact
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import LeaseLostError
 
@@ -176,7 +176,7 @@ def pilot_outcome(body: LongBody, service: ServiceDep, who: PilotDep) -> None:
     """Stores result, samples and files, all or none. The same again changes nothing."""
     sent = strict_document(body, PilotOutcome)
     kept = tuple(
-        artifacts.received(Artifact(**each.model_dump(exclude={"data"}), data=each.content))
+        results.artifact_received(Artifact(**each.model_dump(exclude={"data"}), data=each.content))
         for each in sent.files
     )
     outcome = sent.outcome.model_copy(update={"artifacts": {}})

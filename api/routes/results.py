@@ -13,7 +13,7 @@ from api.service import ServiceDep
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.result import Attribution, Result
 from optigpu.documents.views import ArtifactsView, SamplesView, WithdrawalView, Withdrawn
-from optigpu.store import artifacts, audit, jobs, results, withdrawals
+from optigpu.store import audit, jobs, results, withdrawals
 from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED | problems(404))
@@ -112,7 +112,7 @@ def get_samples(result_id: Id, service: ServiceDep, _: Reader) -> StreamingRespo
 def list_artifacts(result_id: Id, service: ServiceDep, _: Reader) -> ArtifactsView:
     """Files from the meters, such as a profiler's trace. A file that could not be kept has a reason and no link."""
     with service.database.read() as session:
-        found = artifacts.list_(session, result_id)
+        found = results.list_artifacts(session, result_id)
     place = f"{service.settings.prefix}/v1/results/{result_id}/artifacts"
     linked = (
         artifact.model_copy(update={"links": {"self": f"{place}/{artifact.name}"}})
@@ -148,10 +148,10 @@ A_FILE: dict[str, object] = {
 def get_artifact(result_id: Id, name: ArtifactName, service: ServiceDep, _: Reader) -> StreamingResponse:
     """Sent as a download, so that a browser never shows it as a page of this service."""
     with service.database.read() as session:
-        artifact = artifacts.find(session, result_id, name)
+        artifact = results.find_artifact(session, result_id, name)
     headers = {
         "Content-Disposition": f'attachment; filename="{artifact.name}"',
         "Content-Length": str(artifact.size_bytes),
     }
-    pieces = artifacts.content(service.database, result_id, name)
+    pieces = results.artifact_content(service.database, result_id, name)
     return StreamingResponse(pieces, media_type=artifact.media_type, headers=headers)

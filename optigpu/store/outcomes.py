@@ -23,11 +23,11 @@ from optigpu.documents.versions import RunDocument, current, why_none_ranks
 from optigpu.documents.views import JobView, Withdrawn
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.store import artifacts, jobs, results, standings
-from optigpu.store.artifacts import Artifact
+from optigpu.store import jobs, results, standings
 from optigpu.store.database import absent, moment
 from optigpu.store.events import FINISHED, VARIANT_FINISHED, locked, record
 from optigpu.store.leases import Hold, Lease, held
+from optigpu.store.results import Artifact
 from optigpu.store.statements import clean_text
 from optigpu.store.tables import Job, ResultRow, Tombstone, VariantRow
 from optigpu.store.transitions import end
@@ -127,7 +127,7 @@ def save_outcome(session: Session, lease: Lease, outcome: Outcome, kept: Sequenc
         return
     if outcome.result is not None:
         results.add(session, outcome.result, outcome.samples)
-        artifacts.add(session, outcome.result.id, kept)
+        results.add_artifact(session, outcome.result.id, kept)
         standings.enter(session, outcome.result)
     variant.status, variant.reason, variant.result_id = now
     told = dict(zip(("index", "status", "reason", "result_id"), (outcome.index, *now), strict=True))

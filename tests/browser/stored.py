@@ -27,8 +27,8 @@ from optigpu.documents.result import (
 from optigpu.documents.selftest import SelfTestSummary
 from optigpu.job.spec import JobSpec, digest
 from optigpu.store import jobs, leases, outcomes, withdrawals, workers
-from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database
+from optigpu.store.results import Artifact
 from optigpu.store.withdrawals import Withdrawal
 from optigpu.vocabulary import METRICS, DeviceKind, JobState, Role, VariantStatus, new_id
 from tests.service.records import a_metric, a_worker, an_outcome, fill_devices

@@ -40,11 +40,11 @@ from optigpu.store import (
     results,
     standings,
 )
-from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database, Session, moment
 from optigpu.store.devices import DeviceRequest, NewDevice
 from optigpu.store.edge import JudgedReport
 from optigpu.store.leases import Lease
+from optigpu.store.results import Artifact
 from optigpu.store.workers import WorkerInfo
 from optigpu.vocabulary import METRICS, DeviceKind, JobState, Role, VariantStatus, new_id
 from tests.service.device_client import Claim, invited, manifest, message, report

@@ -16,11 +16,11 @@ from optigpu.documents.events import Printed, VariantFinished
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Outcome, Samples
 from optigpu.documents.views import ArtifactView
-from optigpu.store import artifacts, events, jobs, keys, leases, outcomes, results
-from optigpu.store.artifacts import PIECE_BYTES, Artifact, content, read
+from optigpu.store import events, jobs, keys, leases, outcomes, results
 from optigpu.store.database import Database, default_url
 from optigpu.store.leases import Lease
 from optigpu.store.outcomes import LONGEST_PRINTED
+from optigpu.store.results import PIECE_BYTES, Artifact, artifact_content, read_artifact
 from optigpu.store.tables import (
     ArtifactRow,
     EnvironmentRow,
@@ -239,13 +239,13 @@ def kept(database: Database, *files: Artifact) -> str:
 
 
 def test_files_come_back_bit_for_bit(database: Database, files: dict[str, Path]) -> None:
-    result_id = kept(database, *read(files))
+    result_id = kept(database, *read_artifact(files))
     for name, path in files.items():
-        pieces = list(content(database, result_id, name))
+        pieces = list(artifact_content(database, result_id, name))
         assert b"".join(pieces) == path.read_bytes()
         assert max(map(len, pieces), default=0) <= PIECE_BYTES
     with database.read() as session:
-        listed = artifacts.list_(session, result_id).artifacts
+        listed = results.list_artifacts(session, result_id).artifacts
         stored = session.scalar(select(func.length(ArtifactRow.data)).where(ArtifactRow.name == "trace.json"))
     assert listed[3] == ArtifactView(
         name="trace.json",
@@ -262,7 +262,7 @@ def test_a_file_that_is_too_large_is_a_reason(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(artifacts, "MOST_ARTIFACT_BYTES", 2 * PIECE_BYTES)
-    found = {each.name: each for each in read(files)}
+    found = {each.name: each for each in read_artifact(files)}
     assert found["noise.bin"].data is None
     assert found["noise.bin"].size_bytes == len(NOISE)
     assert found["noise.bin"].reason == f"It is larger than {2 * PIECE_BYTES} bytes even when compressed."
@@ -284,7 +284,7 @@ def test_a_file_that_is_too_large_is_a_reason(
 def test_a_name_is_never_a_path_and_says_the_media_type(
     files: dict[str, Path], name: str, safe: str, media_type: str
 ) -> None:
-    (found,) = read({name: files["trace.json"]})
+    (found,) = read_artifact({name: files["trace.json"]})
     assert (found.name, found.media_type) == (safe, media_type)
 
 
@@ -308,13 +308,13 @@ def test_the_worker_keeps_the_files_of_an_outcome(tmp_path: Path, files: dict[st
                 path.unlink()
             recorder.finish(JobState.SUCCEEDED, None)
         assert look(database, job_id).variants[0].result_id == result.id
-        assert b"".join(content(database, result.id, "noise.bin")) == NOISE
+        assert b"".join(artifact_content(database, result.id, "noise.bin")) == NOISE
 
 
 @pytest.fixture
 def served(service: Served, files: dict[str, Path], tmp_path: Path) -> tuple[Served, str]:
     """A service with one result and its files, one of which could not be kept."""
-    return service, kept(service.database, *read(files | {"gone.json": tmp_path / "gone"}))
+    return service, kept(service.database, *read_artifact(files | {"gone.json": tmp_path / "gone"}))
 
 
 @pytest.mark.slow

@@ -32,9 +32,9 @@ from optigpu.documents.views import ProgressView
 from optigpu.job.measured import as_measured, summary_of
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.store import artifacts, events, keys, launches, leases
-from optigpu.store.artifacts import PIECE_BYTES
+from optigpu.store import events, keys, launches, leases, results
 from optigpu.store.launches import Begun
+from optigpu.store.results import PIECE_BYTES
 from optigpu.store.tables import LaunchRow, ResultRow
 from optigpu.vocabulary import JobState, LeaseLostError, OptiGPUError, Scheduler, utc_now
 from tests.service.processes import Processes, eventually, watched_processes
@@ -295,7 +295,7 @@ def test_a_file_is_kept_if_it_is_what_it_says(service: Served) -> None:
     ]
     assert calls.save(an_outcome(result), *files).status_code == 204
     with service.database.read() as session:
-        kept = {each.name: each for each in artifacts.list_(session, result.id).artifacts}
+        kept = {each.name: each for each in results.list_artifacts(session, result.id).artifacts}
     wrong = "What came is not the file that was announced."
     assert {name: file.reason for name, file in kept.items()} == {
         "_trace.json": None,
@@ -305,7 +305,7 @@ def test_a_file_is_kept_if_it_is_what_it_says(service: Served) -> None:
         "lost.txt": "It was too large.",
     }
     assert kept["_trace.json"].media_type == "application/json"
-    assert b"".join(artifacts.content(service.database, result.id, "_trace.json")) == trace
+    assert b"".join(results.artifact_content(service.database, result.id, "_trace.json")) == trace
 
 
 def test_no_path_that_a_pilot_names_is_read(service: Served, tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_no_path_that_a_pilot_names_is_read(service: Served, tmp_path: Path) -> 
         calls.save(an_outcome(result).model_copy(update={"artifacts": {"secret": secret}})).status_code == 204
     )
     with service.database.read() as session:
-        assert artifacts.list_(session, result.id).artifacts == ()
+        assert results.list_artifacts(session, result.id).artifacts == ()
 
 
 def test_a_machine_that_does_not_suit_the_job_is_refused_and_the_launch_says_why(service: Served) -> None:

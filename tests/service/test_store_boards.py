@@ -20,9 +20,9 @@ from optigpu.documents.result import (
 )
 from optigpu.documents.views import Standing, WithdrawalView
 from optigpu.store import events, jobs, leaderboard, leases, outcomes, results, standings, withdrawals
-from optigpu.store.artifacts import Artifact
 from optigpu.store.database import Database, WithdrawnError
 from optigpu.store.leases import Lease
+from optigpu.store.results import Artifact
 from optigpu.store.standings import beats, costs_of
 from optigpu.store.tables import Base, EnvironmentRow, LeaderboardEntry
 from optigpu.store.withdrawals import Withdrawal
