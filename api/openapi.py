@@ -18,8 +18,8 @@ from api.examples import JOBS, Example
 from api.problems import MEDIA_TYPE
 from optigpu import __version__
 from optigpu.documents.administration import AlertRequest, WebhookRequest
+from optigpu.documents.events import PilotBeat, PilotEnd, PilotEvent, PilotOutcome
 from optigpu.documents.manifest import ModelManifest
-from optigpu.documents.pilots import PilotBeat, PilotEnd, PilotEvent, PilotOutcome
 from optigpu.documents.views import EventView, Problem
 from optigpu.job.spec import JobSpec
 from optigpu.store.workers import WorkerInfo

@@ -15,10 +15,10 @@ import structlog
 from pydantic import BaseModel
 
 from optigpu import __version__
-from optigpu.documents.events import Noted
-from optigpu.documents.pilots import (
+from optigpu.documents.events import (
     Fail,
     Finish,
+    Noted,
     PilotBeat,
     PilotBeatAnswer,
     PilotEnd,

@@ -17,7 +17,7 @@ from api.problems import ProblemError
 from api.routes.jobs import linked
 from api.service import ServiceDep
 from optigpu import __version__
-from optigpu.documents.pilots import (
+from optigpu.documents.events import (
     Fail,
     Finish,
     PilotBeat,

@@ -16,8 +16,8 @@ import pytest
 from sqlalchemy import select, update
 
 from optigpu import __version__
-from optigpu.documents.events import Estimated, Planned, VariantStarted
-from optigpu.documents.pilots import (
+from optigpu.documents.events import (
+    Estimated,
     Fail,
     Finish,
     PilotBeat,
@@ -25,7 +25,9 @@ from optigpu.documents.pilots import (
     PilotEvent,
     PilotFile,
     PilotOutcome,
+    Planned,
     Release,
+    VariantStarted,
 )
 from optigpu.documents.result import Outcome, Result
 from optigpu.documents.views import ProgressView
