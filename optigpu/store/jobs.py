@@ -17,7 +17,7 @@ from optigpu.documents.views import (
     VariantView,
     Withdrawn,
 )
-from optigpu.job.needs import Need, needs_of
+from optigpu.job.plan import Need, needs_of
 from optigpu.job.spec import JobSpec, digest
 from optigpu.store import launches, prospects, queue, transitions
 from optigpu.store.database import moment, row_of

@@ -17,8 +17,7 @@ from optigpu.documents.result import Attribution, AttributionRow, VerdictWarning
 from optigpu.documents.versions import versions_of
 from optigpu.documents.views import RowFacts, Standing, Unserved, Want, WorkerView
 from optigpu.job.measured import as_measured
-from optigpu.job.needs import FOLDER, HUB, Need
-from optigpu.job.plan import variants_of
+from optigpu.job.plan import FOLDER, HUB, Need, variants_of
 from optigpu.job.spec import JobSpec, Limits, Measure, PlanName, Variant
 from optigpu.store import launches, workers
 from optigpu.store.entries import board_number

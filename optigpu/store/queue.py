@@ -12,7 +12,7 @@ from sqlalchemy import CTE, ColumnElement, Row, and_, func, literal, not_, or_, 
 from sqlalchemy.orm import Session
 
 from optigpu.documents.views import Want, WorkerFacts
-from optigpu.job.needs import HUB
+from optigpu.job.plan import HUB
 from optigpu.store import workers
 from optigpu.store.database import moment
 from optigpu.store.events import locked, record

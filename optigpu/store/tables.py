@@ -137,7 +137,7 @@ class Job(Base, table="jobs"):
 
 
 class JobNeed(Base, table="job_needs"):
-    """One thing that a job asks for of a worker besides a device, as `optigpu.job.needs` lists them."""
+    """One thing that a job asks for of a worker besides a device, as `optigpu.job.plan` lists them."""
 
     job_id: Mapped[Identifier] = mapped_column(_part_of("jobs.id"), primary_key=True)
     kind: Mapped[Want] = mapped_column(primary_key=True)

@@ -12,8 +12,7 @@ from optigpu.documents.views import Want
 from optigpu.hardware import hardware_class, probe
 from optigpu.hardware.device_kinds import no_device
 from optigpu.job.bench import bench_specs
-from optigpu.job.needs import needs_of
-from optigpu.job.plan import default_stack
+from optigpu.job.plan import default_stack, needs_of
 from optigpu.job.spec import JobSpec
 from optigpu.measure import require_device
 from optigpu.models.described import facts_of
