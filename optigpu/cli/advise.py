@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from optigpu.fit.fitting import Asked, NamedStack
     from optigpu.hardware.catalog import Device
     from optigpu.job.spec import JobSpec
-    from optigpu.models.tensors import DecoderShape
+    from optigpu.models.described import DecoderShape
 
 
 NOT_THERE = 404

@@ -10,7 +10,7 @@ from optigpu.fit.memory import DecoderMemory, Load, MemoryNeed
 from optigpu.hardware.catalog import Device, HardwareKind, devices
 from optigpu.job.plan import MEMORY_LADDER
 from optigpu.job.spec import resolve
-from optigpu.models.tensors import DecoderShape
+from optigpu.models.described import DecoderShape
 from optigpu.surgery.gptqmodel.technique import conv1d_reason
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Technique

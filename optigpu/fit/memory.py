@@ -1,5 +1,5 @@
 """Predicts the peak of a device's memory while a decoder generates: weights, key-value cache, activations. Nothing is
-loaded. Weights are counted by `optigpu.models.tensors` and the techniques' hook `stored`, the cache by the shapes of
+loaded. Weights are counted by `optigpu.models.described` and the techniques' hook `stored`, the cache by the shapes of
 the model, and activations by what transformers' forward passes hold at their widest points: in the MLP of the last
 block, in its attention, at the head, and while a cache grows. docs/fit.md has the errors against measured peaks."""
 
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from optigpu.backends.torch import cache_options, load_options, mode_options
 from optigpu.hardware.cpu import has_onednn_bfloat16, sums_bfloat16_apart
 from optigpu.job.spec import Variant
-from optigpu.models.described import decoder_shape
+from optigpu.models.described import DecoderShape, LayerCache, OwnPasses, Part, StoredWeights, decoder_shape
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import DecoderShape, LayerCache, OwnPasses, Part, StoredWeights
 from optigpu.ops.layouts import KV_SCALE_BYTES
 from optigpu.techniques.base import ON_TEXT, CacheOptions, LoadOptions, Technique, engine_options
 from optigpu.vocabulary import DeviceKind, UnsupportedError

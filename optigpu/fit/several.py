@@ -8,7 +8,7 @@ from typing import Literal
 from optigpu.fit.fitting import Asked, NamedStack
 from optigpu.fit.memory import WIDTHS, DecoderMemory
 from optigpu.hardware.catalog import Device
-from optigpu.models.tensors import DecoderShape, Part
+from optigpu.models.described import DecoderShape, Part
 from optigpu.vocabulary import DeviceKind, Frozen
 
 WAYS = (1, 2, 4, 8)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, Type
 from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
 from optigpu.hardware.device_kinds import KINDS, Ability, devices_with
-from optigpu.models.tensors import StoredWeights
+from optigpu.models.described import StoredWeights
 from optigpu.surgery.extras import Package, missing
 from optigpu.vocabulary import Changeable, DeviceKind, Frozen, Layer, Task
 

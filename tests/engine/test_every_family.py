@@ -16,14 +16,13 @@ from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.kv_caches import new_cache
 from optigpu.fit.memory import DecoderMemory
 from optigpu.job.spec import resolve
-from optigpu.models.described import decoder_facts, decoder_shape, image_facts
+from optigpu.models.described import DecoderShape, decoder_facts, decoder_shape, image_facts
 from optigpu.models.families import FAMILIES, ModelFamily, Passes
 from optigpu.models.held import MODELS_DIR
 from optigpu.models.loading.describing import described, description
 from optigpu.models.loading.footprint import counted, weight_bytes
 from optigpu.models.loading.load import count_weights, load_image_model, load_model, loaded_facts
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import DecoderShape
 from optigpu.surgery.places import exchange, expert_places
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import CacheOptions

@@ -17,9 +17,8 @@ from optigpu.documents.facts import ModelFacts
 from optigpu.hardware import probe
 from optigpu.hardware.cpu import has_vnni
 from optigpu.job.spec import JobSpec
-from optigpu.models.described import decoder_shape, facts_of
+from optigpu.models.described import Part, decoder_shape, facts_of
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import Part
 from optigpu.ops.layouts import nbits_bytes
 from optigpu.techniques.base import GgufType, Technique, engine_options
 from optigpu.techniques.compilation.onnx_graph import OnnxGraph

@@ -21,13 +21,19 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.pytorch_utils import Conv1D
 
-from optigpu.models.described import Described, image_facts_from_config
+from optigpu.models.described import (
+    Described,
+    Description,
+    LayerCache,
+    MatrixShape,
+    Part,
+    image_facts_from_config,
+)
 from optigpu.models.families import family_of
 from optigpu.models.gguf_header import read_header
 from optigpu.models.loading.footprint import counted, shapes_of
 from optigpu.models.loading.gguf_file import restore
 from optigpu.models.loading.load import loaded_facts, why_no_decoder
-from optigpu.models.tensors import Description, LayerCache, MatrixShape, Part
 
 _WIDE, _NARROW = 4, 2
 """Bytes of a number of float32 and of bfloat16."""

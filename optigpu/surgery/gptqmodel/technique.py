@@ -8,8 +8,8 @@ from pydantic import Field, field_validator
 
 from optigpu.documents.facts import ModelFacts
 from optigpu.hardware.device_kinds import Ability
+from optigpu.models.described import StoredWeights
 from optigpu.models.families import family_of
-from optigpu.models.tensors import StoredWeights
 from optigpu.ops.layouts import int4_bytes
 from optigpu.quality.text import FILE_PREFIX, SELF_WRITTEN, check_name
 from optigpu.surgery.extras import Package

@@ -2,7 +2,7 @@ from typing import Literal
 
 from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.models.tensors import Part, StoredWeights
+from optigpu.models.described import Part, StoredWeights
 from optigpu.techniques.base import (
     ON_MODELS,
     CacheOptions,

@@ -2,7 +2,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, cast, get_args
 
-from optigpu.models.tensors import Matrix, Part, StoredWeights
+from optigpu.models.described import Matrix, Part, StoredWeights
 from optigpu.ops.layouts import GgufBlock, gguf_bytes
 from optigpu.techniques.base import EngineOptions, Expected, GgufType, OnCpuEngine, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, UnsupportedError

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
 from optigpu.hardware.device_kinds import Ability
-from optigpu.models.tensors import Part, StoredWeights
+from optigpu.models.described import Part, StoredWeights
 from optigpu.ops.layouts import int4_bytes
 from optigpu.surgery.extras import FOUR_BITS
 from optigpu.techniques.base import Expected, Model, Notes, Trial, WeightsTechnique

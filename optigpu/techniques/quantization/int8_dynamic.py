@@ -6,7 +6,7 @@ from pydantic import Field
 from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
 from optigpu.hardware.device_kinds import Ability, needs_capability
-from optigpu.models.tensors import StoredWeights
+from optigpu.models.described import StoredWeights
 from optigpu.ops.layouts import int8_dynamic_bytes
 from optigpu.techniques.base import Expected, Model, Notes, Trial, WeightsTechnique
 from optigpu.vocabulary import DeviceKind, UnsupportedError

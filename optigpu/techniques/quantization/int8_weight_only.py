@@ -2,7 +2,7 @@ from functools import partial
 from typing import Literal
 
 from optigpu.hardware.device_kinds import Ability
-from optigpu.models.tensors import StoredWeights
+from optigpu.models.described import StoredWeights
 from optigpu.ops.layouts import int8_bytes
 from optigpu.techniques.base import Expected, Model, Notes, Trial, WeightsTechnique
 from optigpu.vocabulary import DeviceKind

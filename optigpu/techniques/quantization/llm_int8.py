@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from optigpu.hardware.cpu import cpu_features
-from optigpu.models.tensors import StoredWeights
+from optigpu.models.described import StoredWeights
 from optigpu.ops.layouts import llm_int8_bytes
 from optigpu.techniques.base import Expected, Model, Notes, Trial, WeightsTechnique
 from optigpu.vocabulary import DeviceKind, UnsupportedError

@@ -3,7 +3,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from optigpu.hardware.cpu import cpu_features
-from optigpu.models.tensors import StoredWeights
+from optigpu.models.described import StoredWeights
 from optigpu.ops.layouts import nf4_bytes
 from optigpu.techniques.base import Expected, Model, Notes, Trial, WeightsTechnique
 from optigpu.vocabulary import DeviceKind

@@ -1,7 +1,7 @@
 from functools import partial
 from typing import Literal
 
-from optigpu.models.tensors import StoredWeights
+from optigpu.models.described import StoredWeights
 from optigpu.ops.layouts import nbits_bytes
 from optigpu.techniques.base import ON_TEXT, EngineOptions, Expected, OnCpuEngine, Trial, WeightsTechnique
 from optigpu.vocabulary import DeviceKind

@@ -3,7 +3,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from optigpu.models.tensors import Matrix, Part, StoredWeights
+from optigpu.models.described import Matrix, Part, StoredWeights
 from optigpu.ops.layouts import openvino_int4_bytes, openvino_int8_bytes
 from optigpu.techniques.base import DECODING, EngineOptions, Expected, OnCpuEngine, Trial, WeightsTechnique
 from optigpu.vocabulary import DeviceKind

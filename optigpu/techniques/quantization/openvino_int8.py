@@ -1,7 +1,7 @@
 from dataclasses import replace
 from typing import Literal
 
-from optigpu.models.tensors import Part, StoredWeights
+from optigpu.models.described import Part, StoredWeights
 from optigpu.ops.layouts import openvino_int8_bytes
 from optigpu.techniques.base import DECODING, EngineOptions, Expected, OnCpuEngine, Trial, WeightsTechnique
 from optigpu.vocabulary import DeviceKind

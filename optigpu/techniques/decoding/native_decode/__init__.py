@@ -7,7 +7,7 @@ from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
 from optigpu.hardware.cpu import cpu_features
 from optigpu.hardware.device_kinds import Ability
-from optigpu.models.tensors import StoredWeights
+from optigpu.models.described import StoredWeights
 from optigpu.ops.decode.cpu import SOURCES
 from optigpu.ops.decode.program import FEW_BITS, CacheKind, Program
 from optigpu.ops.library_file import is_built

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from optigpu.documents.facts import ModelFacts
-from optigpu.models.tensors import Matrix, OwnPasses, Part, StoredWeights
+from optigpu.models.described import Matrix, OwnPasses, Part, StoredWeights
 from optigpu.ops.decode.program import FEW_BITS, MOST_HEAD_SIZE, CacheKind, WeightKind
 from optigpu.ops.layouts import DECODE_TILE, KV_SCALE_BYTES, decode_bytes, finer_bytes, kv_bytes
 from optigpu.techniques.decoding.native_decode.families import ROLES

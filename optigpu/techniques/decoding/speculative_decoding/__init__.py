@@ -5,9 +5,8 @@ from pydantic import Field, field_validator, model_validator
 
 from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
-from optigpu.models.described import decoder_shape, facts_of
+from optigpu.models.described import StoredWeights, decoder_shape, facts_of
 from optigpu.models.reference import parse_reference
-from optigpu.models.tensors import StoredWeights
 from optigpu.techniques.base import Expected, Loop, Model, Notes, Phase, Technique, Trial
 from optigpu.vocabulary import DeviceKind, as_value_error
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 from optigpu.hardware.device_kinds import Ability
-from optigpu.models.tensors import Part, StoredWeights
+from optigpu.models.described import Part, StoredWeights
 from optigpu.techniques.base import ON_TEXT, Expected, LoadOptions, Model, Notes, Phase, Technique
 from optigpu.vocabulary import DeviceKind
 

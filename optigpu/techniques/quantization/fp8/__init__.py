@@ -3,7 +3,7 @@ from typing import Literal
 from optigpu.documents.facts import ModelFacts
 from optigpu.documents.result import Environment
 from optigpu.hardware.device_kinds import Ability, needs_capability
-from optigpu.models.tensors import StoredWeights
+from optigpu.models.described import StoredWeights
 from optigpu.ops.layouts import fp8_bytes
 from optigpu.techniques.base import Expected, Model, Notes, Trial, WeightsTechnique
 from optigpu.vocabulary import DeviceKind

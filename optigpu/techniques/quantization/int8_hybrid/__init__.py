@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field
 
 from optigpu.hardware.device_kinds import Ability
-from optigpu.models.tensors import Matrix, Part, StoredWeights
+from optigpu.models.described import Matrix, Part, StoredWeights
 from optigpu.ops.layouts import int4_bytes, int8_bytes
 from optigpu.surgery.bit_allocation import decide, least_bytes, table, total_bytes
 from optigpu.techniques.base import ON_TEXT, Expected, Model, Notes, Trial, WeightsTechnique
