@@ -184,7 +184,7 @@ class Recorder:
         self.saw_failure = self.saw_failure or outcome.status is VariantStatus.FAILED
         self.saw_host_memory_end = self.saw_host_memory_end or outcome.host_memory
         # Read once and before the write: its transaction is short, and is tried again while the database is away.
-        files = results.read_artifact(outcome.artifacts)
+        files = results.read_artifacts(outcome.artifacts)
         self._retried(lambda: self._job.save(outcome, files))
         self.trace.variant_ended(outcome)
         log.info(f"variant.{outcome.status}", variant=outcome.index, reason=outcome.reason)

@@ -176,7 +176,7 @@ def pilot_outcome(body: LongBody, service: ServiceDep, who: PilotDep) -> None:
     """Stores result, samples and files, all or none. The same again changes nothing."""
     sent = strict_document(body, PilotOutcome)
     kept = tuple(
-        results.artifact_received(Artifact(**each.model_dump(exclude={"data"}), data=each.content))
+        results.received_artifact(Artifact(**each.model_dump(exclude={"data"}), data=each.content))
         for each in sent.files
     )
     outcome = sent.outcome.model_copy(update={"artifacts": {}})

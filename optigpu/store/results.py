@@ -246,13 +246,13 @@ class Artifact:
     data: bytes | None = None
 
 
-def read_artifact(files: Mapping[str, Path]) -> tuple[Artifact, ...]:
+def read_artifacts(files: Mapping[str, Path]) -> tuple[Artifact, ...]:
     """Reads and compresses files. One that cannot be kept becomes a reason, never an error. A name keeps letters,
     digits, dots (but none in front), dashes and underscores; each other character becomes an underscore."""
     return tuple(starmap(_read, {_safe(name): path for name, path in files.items()}.items()))
 
 
-def artifact_received(artifact: Artifact) -> Artifact:
+def received_artifact(artifact: Artifact) -> Artifact:
     """A file that came over HTTP, if it is what it says: its bytes when unpacked are of that size and hash."""
     name, kind = _safe(artifact.name), _media_type(artifact.name)
     if artifact.data is None:

@@ -20,7 +20,7 @@ from optigpu.store import events, jobs, keys, leases, outcomes, results
 from optigpu.store.database import Database, default_url
 from optigpu.store.leases import Lease
 from optigpu.store.outcomes import LONGEST_PRINTED
-from optigpu.store.results import PIECE_BYTES, Artifact, artifact_content, read_artifact
+from optigpu.store.results import PIECE_BYTES, Artifact, artifact_content, read_artifacts
 from optigpu.store.tables import (
     ArtifactRow,
     EnvironmentRow,
@@ -239,7 +239,7 @@ def kept(database: Database, *files: Artifact) -> str:
 
 
 def test_files_come_back_bit_for_bit(database: Database, files: dict[str, Path]) -> None:
-    result_id = kept(database, *read_artifact(files))
+    result_id = kept(database, *read_artifacts(files))
     for name, path in files.items():
         pieces = list(artifact_content(database, result_id, name))
         assert b"".join(pieces) == path.read_bytes()
@@ -261,8 +261,8 @@ def test_files_come_back_bit_for_bit(database: Database, files: dict[str, Path])
 def test_a_file_that_is_too_large_is_a_reason(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artifacts, "MOST_ARTIFACT_BYTES", 2 * PIECE_BYTES)
-    found = {each.name: each for each in read_artifact(files)}
+    monkeypatch.setattr(results, "MOST_ARTIFACT_BYTES", 2 * PIECE_BYTES)
+    found = {each.name: each for each in read_artifacts(files)}
     assert found["noise.bin"].data is None
     assert found["noise.bin"].size_bytes == len(NOISE)
     assert found["noise.bin"].reason == f"It is larger than {2 * PIECE_BYTES} bytes even when compressed."
@@ -284,7 +284,7 @@ def test_a_file_that_is_too_large_is_a_reason(
 def test_a_name_is_never_a_path_and_says_the_media_type(
     files: dict[str, Path], name: str, safe: str, media_type: str
 ) -> None:
-    (found,) = read_artifact({name: files["trace.json"]})
+    (found,) = read_artifacts({name: files["trace.json"]})
     assert (found.name, found.media_type) == (safe, media_type)
 
 
@@ -314,7 +314,7 @@ def test_the_worker_keeps_the_files_of_an_outcome(tmp_path: Path, files: dict[st
 @pytest.fixture
 def served(service: Served, files: dict[str, Path], tmp_path: Path) -> tuple[Served, str]:
     """A service with one result and its files, one of which could not be kept."""
-    return service, kept(service.database, *read_artifact(files | {"gone.json": tmp_path / "gone"}))
+    return service, kept(service.database, *read_artifacts(files | {"gone.json": tmp_path / "gone"}))
 
 
 @pytest.mark.slow

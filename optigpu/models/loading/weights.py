@@ -5,8 +5,6 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
-
 from optigpu.documents.facts import WeightFacts
 from optigpu.models.held import gguf_file, weight_files
 from optigpu.models.reference import ModelReference, Preset, preset_of
