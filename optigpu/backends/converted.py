@@ -24,8 +24,7 @@ from optigpu.bounded_folder import Bound, BoundedFolder, mark_used, remove
 from optigpu.documents.facts import WeightFacts
 from optigpu.models import families
 from optigpu.models.described import configuration_file
-from optigpu.models.held import gguf_file, sound_directory
-from optigpu.models.loading.weights import origin_of
+from optigpu.models.held import gguf_file, origin_of, sound_directory
 from optigpu.models.reference import BUNDLED
 from optigpu.paths import cache_dir
 from optigpu.programs import run_program

@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.documents.facts import WeightFacts
 from optigpu.documents.result import VerdictReason
+from optigpu.models.held import architecture_digest, origin_of
 from optigpu.models.loading.load import MODELS_DIR, load_image_model, load_model
-from optigpu.models.loading.weights import architecture_digest, origin_of
 from optigpu.models.reference import PRESETS, parse_reference
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.vocabulary import UnsupportedError, VariantStatus

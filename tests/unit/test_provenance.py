@@ -12,7 +12,7 @@ from optigpu.documents.result import Provenance
 from optigpu.job.measured import measured
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant, digest
-from optigpu.models.loading.weights import architecture_digest
+from optigpu.models.held import architecture_digest
 from optigpu.models.reference import IMAGE_PRESETS, PRESETS
 from tests.unit.test_attribution import HERE
 

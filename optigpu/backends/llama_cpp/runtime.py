@@ -32,8 +32,7 @@ from optigpu.backends.runtime import Ids, Logits
 from optigpu.documents.facts import Footprint, ModelFacts, WeightFacts
 from optigpu.models.described import decoder_facts
 from optigpu.models.gguf_header import Header
-from optigpu.models.held import GGUF, model_file
-from optigpu.models.loading.weights import hash_of
+from optigpu.models.held import GGUF, hash_of, model_file
 from optigpu.models.reference import ModelReference
 from optigpu.ops.layouts import GGUF_BLOCKS
 from optigpu.techniques.base import Notes

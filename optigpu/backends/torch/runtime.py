@@ -25,11 +25,10 @@ from optigpu.backends.torch.profile import TorchRuntime
 from optigpu.backends.torch.training_step import TrainableModel, Trainer
 from optigpu.backends.training import StepFlops, TrainingBatch
 from optigpu.documents.facts import Footprint, ImageFacts, ImageFootprint, WeightFacts
-from optigpu.models.held import PROCESSOR, require_objects
+from optigpu.models.held import PROCESSOR, origin_of, require_objects
 from optigpu.models.loading.checkpoint import unused_of
 from optigpu.models.loading.footprint import footprint_of, image_footprint_of, weight_bytes
 from optigpu.models.loading.load import load_tokenizer, reading_of, source_of
-from optigpu.models.loading.weights import origin_of
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 SHORTER_SIDE = 256 / 224
