@@ -1,5 +1,5 @@
 """The edge leaderboard: boards of the devices that ran one model's file with inputs of one source in one runner, each
-ranked by one metric. `store/edge.py` has the reports that stand; `edge_figures.py` has their figures."""
+ranked by one metric. `store/edge_reports.py` has the reports that stand; `edge_figures.py` has their figures."""
 
 import math
 from collections import Counter
@@ -22,9 +22,9 @@ from optigpu.documents.devices import (
     RunnerName,
 )
 from optigpu.documents.facts import NetworkFacts
-from optigpu.store import edge
+from optigpu.store import edge_reports
 from optigpu.store.database import Session
-from optigpu.store.edge import EdgeFilters, ImageResult, Partition
+from optigpu.store.edge_reports import EdgeFilters, ImageResult, Partition
 from optigpu.store.entries import COMPARED_WITH_DEVICES, RATES
 from optigpu.store.statements import bad_cursor, decode_cursor, encode_cursor, newest_of
 from optigpu.vocabulary import Better, Document
@@ -77,15 +77,15 @@ def query(session: Session, query: EdgeQuery) -> EdgePage:
     """A page of boards, or of the rows of one. Raises CursorError."""
     after = newest_of(query.cursor)
     at = _place_of(query.cursor) if query.cursor is not None and after is None else None
-    found = edge.partitions(session, query, only=at[0] if at else None, after=after, limit=BOARDS + 1)
+    found = edge_reports.partitions(session, query, only=at[0] if at else None, after=after, limit=BOARDS + 1)
     alone = len(found) == 1 and after is None
     limit = query.limit or (ROWS if alone else HEAD_ROWS)
-    images = edge.image_results(session) if found else []
+    images = edge_reports.image_results(session) if found else []
     boards = tuple(_board(session, query, each, limit, at, images) for each, _ in found[:BOARDS])
     note = None
     if not boards:
         note = "No report matches all of these filters; leave one out."
-        if not edge.partitions(session, EdgeQuery(), limit=1):
+        if not edge_reports.partitions(session, EdgeQuery(), limit=1):
             note = "No device has reported yet. Enrol one with `python -m api devices invite`."
     return EdgePage(
         boards=boards,
@@ -116,7 +116,7 @@ def _board(
     unranked = [each.row for each in every if each.place.group == _UNRANKED]
     listed = [each for each in every if query.include_unranked or each.place.group != _UNRANKED]
     rows = [each for each in _with_ranks(listed, query.metric) if at is None or each.place > at[1]]
-    manifest = edge.document_of(session, partition.model_sha256)
+    manifest = edge_reports.document_of(session, partition.model_sha256)
     network = NetworkFacts.of_manifest(manifest) if manifest else None
     counts = Counter(reason for row in unranked for reason in row.reasons)
     not_ranked = dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
@@ -142,7 +142,7 @@ def _board(
 
 def _candidates(session: Session, query: EdgeQuery, partition: Partition) -> Iterable[_Candidate]:
     """The standing reports of a partition: of each device the one that ranks, and the newest that does not."""
-    for report, device, is_revoked in edge.standing(session, query, partition):
+    for report, device, is_revoked in edge_reports.standing(session, query, partition):
         document = report.document
         row = EdgeRow(
             **report.model_dump(include={"device_id", "source", "received_at", "flags"}),
@@ -198,9 +198,9 @@ def _workers(
 
 def _likeness(edge: Document, model_sha256: str, network: NetworkFacts | None) -> Likeness | None:
     """How like a model a result's is; None for another network, and for a result that does not say which it ran."""
-    if edge.get("weight_hash") == model_sha256:
+    if edge_reports.get("weight_hash") == model_sha256:
         return Likeness.FILE
-    ran = edge.get("network")
+    ran = edge_reports.get("network")
     if ran is None or network is None:
         return None
     found = NetworkFacts.model_validate(ran)
@@ -216,7 +216,7 @@ def _worker_row(image: ImageResult, likeness: Likeness) -> EdgeWorkerRow:
     known = {name: (metrics.get(name) or {}).get("value") for name in COMPARED_WITH_DEVICES}
     rate, power = known["images_per_s"], known["power_w"]
     energy = power / rate if power and rate else None
-    sensor = edge.get("energy") or {}
+    sensor = edge_reports.get("energy") or {}
     same = {
         "result_id",
         "job_id",

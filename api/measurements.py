@@ -6,10 +6,10 @@ from api.device_messages import DeviceMessage, MessageAnswer, SentReport
 from api.plausibility import Evidence, judge
 from optigpu.documents.devices import ReportAnswer
 from optigpu.hardware.boards import board
-from optigpu.store import devices, edge
+from optigpu.store import devices, edge_reports
 from optigpu.store.database import Session
 from optigpu.store.devices import DeviceRequest, Entered
-from optigpu.store.edge import JudgedReport
+from optigpu.store.edge_reports import JudgedReport
 
 
 def take(session: Session, request: DeviceRequest, device: Entered, message: DeviceMessage) -> MessageAnswer:
@@ -32,7 +32,7 @@ def microseconds(at: datetime) -> int:
 
 def _answer(session: Session, request: DeviceRequest, device: Entered, sent: SentReport) -> ReportAnswer:
     report = sent.report
-    known = edge.answered(session, request.device_id, report)
+    known = edge_reports.answered(session, request.device_id, report)
     if known is not None:
         return known
     judgement = judge(report, _evidence(session, request, device, sent))
@@ -44,7 +44,7 @@ def _answer(session: Session, request: DeviceRequest, device: Entered, sent: Sen
         reasons=judgement.reasons,
         flags=judgement.flags,
     )
-    return edge.add_report(session, request, judged)
+    return edge_reports.add_report(session, request, judged)
 
 
 def _evidence(session: Session, request: DeviceRequest, device: Entered, sent: SentReport) -> Evidence:
@@ -55,7 +55,7 @@ def _evidence(session: Session, request: DeviceRequest, device: Entered, sent: S
         device_board=device.board,
         clock_synchronised=request.clock_synchronised,
         waited_us=sent.waited_us,
-        run=edge.run_of(session, request.device_id, report.run_id) if report.run_id else None,
-        manifest=edge.manifest_of(session, report.model_sha256),
+        run=edge_reports.run_of(session, request.device_id, report.run_id) if report.run_id else None,
+        manifest=edge_reports.manifest_of(session, report.model_sha256),
         board=board(report.board),
     )

@@ -14,7 +14,7 @@ from optigpu.documents.devices import DeviceReport, DeviceSource, Flag, Reason, 
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.fit import predict
 from optigpu.hardware.boards import Board
-from optigpu.store.edge import StartedRun
+from optigpu.store.edge_reports import StartedRun
 
 LEAST_WINDOWS, LEAST_WINDOW_US = 5, 10_000_000
 SLACK, SLACK_US = 0.02, 500_000

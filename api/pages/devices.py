@@ -11,7 +11,7 @@ from api.pages.view import Asked, ReaderView
 from api.parameters import Cursor
 from optigpu.documents.devices import DeviceReportView, DeviceView, EdgeMetric
 from optigpu.hardware.boards import boards as catalog
-from optigpu.store import devices, edge
+from optigpu.store import devices, edge_reports
 from optigpu.store.database import Session
 
 router = APIRouter()
@@ -46,5 +46,5 @@ def read_devices(view: ReaderView, asked: Annotated[DevicesAsked, Query()]) -> R
 
 
 def _last(session: Session, device: DeviceView) -> DeviceReportView | None:
-    reports = edge.list_reports(session, device.id, limit=1).reports
+    reports = edge_reports.list_reports(session, device.id, limit=1).reports
     return reports[0] if reports else None

@@ -27,7 +27,7 @@ from api.problems import request_id
 from api.service import Service, ServiceDep
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.devices import DevicePage, DeviceReportPage, DeviceView
-from optigpu.store import audit, devices, edge
+from optigpu.store import audit, devices, edge_reports
 from optigpu.store.audit import Actor
 from optigpu.vocabulary import Frozen
 
@@ -97,7 +97,7 @@ def start_device_run(signed: Signed, service: ServiceDep) -> RunAnswer:
     asked = strict_document(signed.body, RunRequest)
     with service.database.write() as session:
         entered(session, signed.request)
-        run = edge.start_run(session, signed.request, asked.model_sha256)
+        run = edge_reports.start_run(session, signed.request, asked.model_sha256)
     return RunAnswer(run_id=run.id, server_time_us=microseconds(run.started_at))
 
 
@@ -168,7 +168,7 @@ def list_device_reports(
     """Every stored report, quarantined ones among them, with its reasons and flags."""
     with service.database.read() as session:
         devices.get(session, device_id)
-        return edge.list_reports(session, device_id, limit=page.limit, cursor=page.cursor)
+        return edge_reports.list_reports(session, device_id, limit=page.limit, cursor=page.cursor)
 
 
 def _linked(device: DeviceView, service: Service) -> DeviceView:

@@ -18,7 +18,7 @@ from optigpu.documents.devices import LIFETIME_YEARS, EdgeBoard, EdgeMetric, Edg
 from optigpu.documents.fields import Entry, unknown
 from optigpu.documents.queries import Text
 from optigpu.hardware.boards import boards as catalog
-from optigpu.store import edge
+from optigpu.store import edge_reports
 from optigpu.store.database import Session
 from optigpu.vocabulary import Frozen
 
@@ -110,11 +110,11 @@ def _check(session: Session, query: EdgeQuery) -> None:
     """Raises ProblemError 422 that names each filter that fits nothing known, with what is known."""
     entries: list[Entry] = []
     if query.model is not None:
-        known = edge.models_of_reports(session)
+        known = edge_reports.models_of_reports(session)
         if not any(name.startswith(query.model.lower()) for name in known):
             entries.append(unknown(["model"], "model", query.model, known))
     if query.board is not None:
-        names = {*edge.boards_of_reports(session), *(board.id for board in catalog())}
+        names = {*edge_reports.boards_of_reports(session), *(board.id for board in catalog())}
         if query.board not in names:
             entries.append(unknown(["board"], "board", query.board, names))
     if entries:

@@ -12,7 +12,7 @@ from api.service import ServiceDep
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.devices import EdgeModelView
 from optigpu.documents.manifest import ModelManifest
-from optigpu.store import audit, edge
+from optigpu.store import audit, edge_reports
 from optigpu.vocabulary import Frozen
 
 router = APIRouter(prefix="/v1/edge", tags=["devices"], responses=GUARDED)
@@ -42,7 +42,7 @@ def add_edge_model(
     """
     manifest = strict_document(body, ModelManifest)
     with service.database.write() as session:
-        added = edge.add_model(session, manifest)
+        added = edge_reports.add_model(session, manifest)
         if added.created:
             audit.write(session, who.actor, AuditAction.EDGE_MODEL_ADDED, manifest.sha256)
     response.status_code = 201 if added.created else 200
@@ -53,4 +53,4 @@ def add_edge_model(
 def list_edge_models(service: ServiceDep, _: Reader) -> EdgeModels:
     """Each model's manifest, the newest first."""
     with service.database.read() as session:
-        return EdgeModels(models=tuple(edge.list_models(session)))
+        return EdgeModels(models=tuple(edge_reports.list_models(session)))

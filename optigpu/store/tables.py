@@ -565,7 +565,7 @@ class EdgeModel(Base, table="edge_models"):
 
 class EdgeStanding(Base, table="edge_standings"):
     """The report of a device that stands on the edge leaderboard, and the newest that does not rank. A place is a
-    device in a partition of model, input and runner; `optigpu.store.edge` chooses its reports."""
+    device in a partition of model, input and runner; `optigpu.store.edge_reports` chooses its reports."""
 
     model_sha256: Mapped[Digest] = mapped_column(primary_key=True)
     input_source: Mapped[InputSource] = mapped_column(primary_key=True)

@@ -30,7 +30,7 @@ from optigpu.job.spec import JobSpec, digest
 from optigpu.store import (
     alerts,
     devices,
-    edge,
+    edge_reports,
     events,
     jobs,
     keys,
@@ -42,7 +42,7 @@ from optigpu.store import (
 )
 from optigpu.store.database import Database, Session, moment
 from optigpu.store.devices import DeviceRequest, NewDevice
-from optigpu.store.edge import JudgedReport
+from optigpu.store.edge_reports import JudgedReport
 from optigpu.store.leases import Lease
 from optigpu.store.results import Artifact
 from optigpu.store.workers import WorkerInfo
@@ -273,9 +273,9 @@ def fill_devices(database: Database) -> None:
             clock_synchronised=True,
             received_at=NOON,
         )
-        edge.add_model(session, ModelManifest.model_validate(manifest()))
+        edge_reports.add_model(session, ModelManifest.model_validate(manifest()))
         device = devices.enter(session, request)
-        run = edge.start_run(session, request, "a" * 64)
+        run = edge_reports.start_run(session, request, "a" * 64)
         sent = DeviceMessage.model_validate(message(report(1, run.id)))
         assert len(measurements.take(session, request, device, sent).reports) == 1
 
@@ -353,7 +353,7 @@ def stored(
         reasons=reasons,
         flags=flags,
     )
-    answer = edge.add_report(session, request, judged)
+    answer = edge_reports.add_report(session, request, judged)
     assert answer.report_id is not None
     return answer.report_id
 
@@ -365,7 +365,7 @@ def a_manifest(sha256: str = MODEL, **network: Any) -> ModelManifest:
 
 def known(session: Session, manifest: ModelManifest) -> None:
     """Enters a model."""
-    edge.add_model(session, manifest)
+    edge_reports.add_model(session, manifest)
 
 
 def a_classification(

@@ -16,7 +16,7 @@ from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.fit import predict
 from optigpu.hardware.boards import board
 from optigpu.statistics.intervals import fewest_for
-from optigpu.store.edge import StartedRun
+from optigpu.store.edge_reports import StartedRun
 
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
 NOON_US = int(NOON.timestamp() * 1e6)
