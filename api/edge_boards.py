@@ -198,9 +198,9 @@ def _workers(
 
 def _likeness(edge: Document, model_sha256: str, network: NetworkFacts | None) -> Likeness | None:
     """How like a model a result's is; None for another network, and for a result that does not say which it ran."""
-    if edge_reports.get("weight_hash") == model_sha256:
+    if edge.get("weight_hash") == model_sha256:
         return Likeness.FILE
-    ran = edge_reports.get("network")
+    ran = edge.get("network")
     if ran is None or network is None:
         return None
     found = NetworkFacts.model_validate(ran)
@@ -216,7 +216,7 @@ def _worker_row(image: ImageResult, likeness: Likeness) -> EdgeWorkerRow:
     known = {name: (metrics.get(name) or {}).get("value") for name in COMPARED_WITH_DEVICES}
     rate, power = known["images_per_s"], known["power_w"]
     energy = power / rate if power and rate else None
-    sensor = edge_reports.get("energy") or {}
+    sensor = edge.get("energy") or {}
     same = {
         "result_id",
         "job_id",
