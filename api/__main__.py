@@ -14,7 +14,7 @@ import structlog
 import uvicorn
 from structlog.typing import Processor
 
-from api import audit_command, backup_command, device_command, key_command
+from api import commands
 from api.app import create_app
 from api.auth import has_key
 from api.settings import ServiceSettings, SettingsError, read_settings
@@ -27,11 +27,11 @@ SELDOM = 1000
 EXIT_REFUSED = 2
 EXIT_FAILED = 1
 COMMANDS = {
-    "keys": key_command.main,
-    "devices": device_command.main,
-    "audit": audit_command.main,
-    "backup": backup_command.backup,
-    "restore": backup_command.restore,
+    "keys": commands.keys_command,
+    "devices": commands.devices_command,
+    "audit": commands.audit_command,
+    "backup": commands.backup_command,
+    "restore": commands.restore_command,
 }
 DRAIN_S = 5
 logger = structlog.stdlib.get_logger("api.settings")

@@ -1,22 +1,187 @@
-"""Lets callers in: which key a request has, whether it was revoked, and how often it was used."""
+"""Who calls, what a caller may do, and who is let in: by which key, whether it was revoked, how often it was used."""
 
 import asyncio
 import hashlib
 import hmac
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING
 
+import structlog
 from fastapi.security.utils import get_authorization_scheme_param
 
-from api.callers import Caller
-from api.key_uses import KeyUses
-from api.limits import RateLimiter
 from api.problems import ProblemError
 from api.settings import ServiceSettings
 from optigpu.documents.administration import AuditAction
-from optigpu.store import audit, keys
-from optigpu.store.database import Database, Part, Revisions, Session, current_revisions
+from optigpu.store import audit, keys, revisions
+from optigpu.store.audit import Actor
+from optigpu.store.database import Database, Session
 from optigpu.store.keys import KeyInfo, Scope
 from optigpu.vocabulary import utc_now
+
+if TYPE_CHECKING:
+    from limits.aio.storage import RedisStorage
+    from limits.aio.strategies import RateLimiter as Strategy
+
+_IMPLIES = {
+    Scope.READ: {Scope.READ},
+    Scope.SUBMIT: {Scope.READ, Scope.SUBMIT},
+    Scope.ADMIN: set(Scope),
+}
+"""What a key of each scope may do."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The sender of a request, from where, and the request's id. `key` is None if the service needs no key."""
+
+    key: KeyInfo | None
+    address: str
+    request_id: str
+    reads_only: bool = False
+    """Whether the caller has no key where others need one, and may read because the service says so."""
+
+    @property
+    def id(self) -> str:
+        """The key's id, or the address of a caller without a key."""
+        return self.key.id if self.key else "open"
+
+    @property
+    def name(self) -> str:
+        """The key's name, as tombstones keep it."""
+        return self.key.name if self.key else "a caller without a key"
+
+    @property
+    def actor(self) -> Actor:
+        """The caller as the audit log names it."""
+        key_id = self.key.id if self.key else None
+        return Actor(name=self.name, key_id=key_id, address=self.address, request_id=self.request_id)
+
+    def may(self, scope: Scope) -> bool:
+        """Whether the caller may make calls of this scope."""
+        if self.key is None:
+            return scope is Scope.READ or not self.reads_only
+        return any(scope in _IMPLIES[own] for own in self.key.scopes)
+
+
+BROKEN_FOR_S = 30.0
+REDIS_WAIT_S = 1.0
+logger = structlog.stdlib.get_logger("api.gate")
+
+
+class RateLimiter:
+    """A moving window for each identity. `rate` is written like "600/minute".
+
+    While Redis is away each process counts for itself, so that a service without its broker still answers.
+    """
+
+    def __init__(self, rate: str, redis_url: str | None) -> None:
+        from limits import parse
+        from limits.aio.storage import MemoryStorage
+        from limits.aio.strategies import SlidingWindowCounterRateLimiter
+
+        self._rate = parse(rate)
+        self._own = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._shared = SlidingWindowCounterRateLimiter(_redis_storage(redis_url)) if redis_url else None
+        self._shared_again_at = 0.0
+
+    async def count(self, identity: str) -> None:
+        """Counts one call. Raises ProblemError 429, with the time to wait, if the limit is exceeded."""
+        limiter = self._limiter()
+        try:
+            within = await limiter.hit(self._rate, identity)
+        except Exception as error:
+            if limiter is self._own:
+                raise
+            logger.warning("rate_limit_counts_in_memory", reason=str(error), seconds=BROKEN_FOR_S)
+            self._shared_again_at = time.monotonic() + BROKEN_FOR_S
+            within = await self._own.hit(self._rate, identity)
+        if not within:
+            raise await self._refusal(identity)
+
+    async def _refusal(self, identity: str) -> ProblemError:
+        """429, with the time to wait."""
+        try:
+            window = await self._limiter().get_window_stats(self._rate, identity)
+            reset_s = window.reset_time - time.time()
+        except Exception:  # Redis went away after it had counted
+            reset_s = self._rate.get_expiry()
+        wait_s = max(1, round(reset_s))
+        return ProblemError(
+            429,
+            f"More than {self._rate.amount} calls in {self._rate.get_expiry()} s; try again in {wait_s} s.",
+            headers={"Retry-After": str(wait_s)},
+        )
+
+    def _limiter(self) -> "Strategy":
+        if self._shared is None or time.monotonic() < self._shared_again_at:
+            return self._own
+        return self._shared
+
+
+def _redis_storage(url: str) -> "RedisStorage":
+    from limits.aio.storage import RedisStorage
+
+    return RedisStorage(
+        url,
+        implementation="redispy",
+        key_prefix="optigpu:limits",
+        socket_connect_timeout=REDIS_WAIT_S,
+        socket_timeout=REDIS_WAIT_S,
+    )
+
+
+WRITE_EVERY_S = 60.0
+
+
+class KeyUses:
+    """The uses that are not written yet. If the process dies, the last minute of them is lost."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._uses: dict[str, datetime] = {}
+        self._changing = threading.Lock()
+
+    def note(self, key_id: str) -> None:
+        """The key is used now."""
+        with self._changing:
+            self._uses[key_id] = utc_now()
+
+    def write(self) -> None:
+        """Writes what was noted since the last write. What cannot be written is logged, and kept for the next one."""
+        with self._changing:
+            uses, self._uses = self._uses, {}
+        if not uses:
+            return
+        try:
+            with self._database.write() as session:
+                keys.note_uses(session, uses)
+        except Exception as error:  # one failure must not end the loop that writes
+            logger.warning("key_uses_not_written", reason=str(error))
+            with self._changing:
+                self._uses = uses | self._uses
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[None]:
+        """Writes once a minute while the block lasts, and at its end."""
+        task = asyncio.create_task(self._write_regularly())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            await asyncio.to_thread(self.write)
+
+    async def _write_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_EVERY_S)
+            await asyncio.to_thread(self.write)
+
 
 MOST_KEPT = 10_000
 """Keys that are kept in memory."""

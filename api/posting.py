@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from api.bodies import posted_job
-from api.callers import Caller
+from api.gate import Caller
+from api.inputs import posted_job
 from api.problems import ProblemError
 from api.service import Service
 from optigpu.documents.administration import AuditAction

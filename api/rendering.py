@@ -1,8 +1,11 @@
-"""Pages for people: rendered on the server from templates, with a style sheet and scripts of our own."""
+"""Pages for people: rendered on the server from templates, with a style sheet and scripts of our own. The address of a
+static file has the hash of its content in it."""
 
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,14 +15,149 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Scope
 
-from api.static_files import static_files, static_path
-from api.tags import is_known, tag_of
 from optigpu import __version__
-from optigpu.vocabulary import harmless
+from optigpu.documents.views import BoardName, History
+from optigpu.report.charts.svg.picture import STYLE_SHEET
+from optigpu.report.leaderboard import why_no_quality, workload_text
+from optigpu.report.numbers import short
+from optigpu.report.rows import heading
+from optigpu.vocabulary import METRICS, Document, harmless
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
+
+
+def tag_of(body: bytes) -> str:
+    """The strong tag of this body."""
+    return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+
+
+def is_known(tag: str | None, if_none_match: str | None) -> bool:
+    """Whether the client has the answer with this tag, weak or strong."""
+    if tag is None or if_none_match is None:
+        return False
+    known = {each.strip().removeprefix("W/") for each in if_none_match.split(",")}
+    return tag.removeprefix("W/") in known or "*" in known
+
+
+FOLDER = Path(__file__).resolve().parent / "static"
+MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True)
+class StaticFile:
+    """A file of FOLDER, or the style sheet of the charts."""
+
+    name: str
+    media_type: str
+    content: bytes
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def static_files() -> dict[str, StaticFile]:
+    """Every file by its name, read once."""
+    return {
+        path.name: StaticFile(path.name, MEDIA_TYPES[path.suffix], path.read_bytes())
+        for path in (*sorted(FOLDER.iterdir()), STYLE_SHEET)
+        if path.suffix in MEDIA_TYPES
+    }
+
+
+@lru_cache(maxsize=64)
+def static_path(name: str) -> str:
+    """The address of a file, without the service's prefix."""
+    return f"/static/{static_files()[name].digest}/{name}"
+
+
+LONGEST = 120
+"""Characters of a name that are shown."""
+
+
+def with_code(text: str) -> "Markup":
+    """The text escaped, with what stands between backticks as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def day(at: datetime) -> str:
+    return at.strftime("%Y-%m-%d")
+
+
+def moment(at: datetime) -> str:
+    return at.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def cut(text: object, longest: int = LONGEST) -> str:
+    """At most so many characters; a cut text ends with an ellipsis."""
+    whole = str(text)
+    return whole if len(whole) <= longest else whole[: longest - 1] + "…"
+
+
+def spaced(name: str) -> str:
+    """A name of the vocabulary as words: `few_samples` as `few samples`."""
+    return name.replace("_", " ")
+
+
+def quantity(value: float | None) -> str:
+    """Bytes as MB or GB."""
+    if value is None:
+        return short(None)
+    return f"{short(value * 1e-9)} GB" if value >= 1e9 else f"{short(value * 1e-6)} MB"
+
+
+def scaled(value: float | None, scale: float) -> str:
+    """A figure in another unit."""
+    return short(None if value is None else value * scale)
+
+
+def percent(share: float | None) -> str:
+    """Two decimals: losses are tenths of a percent."""
+    return short(None) if share is None else f"{100 * share:.2f}%"
+
+
+def workload_line(board: BoardName) -> str:
+    """The workload and the model of a board on one line."""
+    return cut(workload_text(board.workload, board.model))
+
+
+def variant_line(variant: Document) -> str:
+    """The same of a stored result's variant."""
+    return cut(workload_text(variant["workload"], variant["model"]))
+
+
+def history_line(history: History) -> str:
+    """The same of a history."""
+    return cut(workload_text(history.workload, history.model))
+
+
+def metric_heading(name: str) -> str:
+    """A metric's heading; the name itself if this version does not know it."""
+    return heading(name) if name in METRICS else name
+
+
+FILTERS: dict[str, Callable[..., object]] = {
+    "with_code": with_code,
+    "day": day,
+    "moment": moment,
+    "cut": cut,
+    "spaced": spaced,
+    "short": short,
+    "quantity": quantity,
+    "percent": percent,
+    "scaled": scaled,
+    "heading": metric_heading,
+    "variant_line": variant_line,
+    "history_line": history_line,
+    "workload_line": workload_line,
+    "why_no_quality": why_no_quality,
+}
+
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -120,8 +258,6 @@ def _file_name(path: str) -> str:
 def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from api import words
-
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -131,7 +267,7 @@ def _environment() -> "Environment":
         auto_reload=False,
         finalize=_shown,
     )
-    environment.filters |= words.FILTERS
+    environment.filters |= FILTERS
     return environment
 
 

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from rich.progress import Progress
 from rich.table import Table
 
-from api.device_command import invite
+from api.commands import invite
 from benchmarks.document import write
 from benchmarks.forgeries import CLAIM, KINDS, World
 from benchmarks.own_postgresql import api_on

@@ -14,9 +14,9 @@ from mcp.types import ToolAnnotations
 from pydantic import Field, JsonValue
 from starlette.requests import Request
 
-from api.bodies import PostedJob, job_of
-from api.callers import Caller
 from api.filters import check_filters
+from api.gate import Caller
+from api.inputs import PostedJob, job_of
 from api.posting import Posting
 from api.problems import ProblemError, from_store
 from api.service import Service

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from api.inputs import Id, Uuid
 from api.pages.posted import AdministratorPosted
 from api.pages.view import AdministratorView, Asked, PageView
-from api.parameters import Id, Uuid
 from api.problems import from_store
 from optigpu.documents.administration import AlertKind, AlertRequest, AuditAction, WebhookEvent
 from optigpu.documents.fields import FieldsError, line, refusing

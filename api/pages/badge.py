@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from api.auth import Reader
+from api.inputs import Uuid
 from api.pages.bars import speedup_text
-from api.parameters import Uuid
 from api.rendering import EXPORT_POLICY
 from api.service import ServiceDep
 from optigpu.documents.result import MetricSummary

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from api.inputs import Uuid
 from api.pages.view import Asked, ReaderView
-from api.parameters import Uuid
 from api.problems import ProblemError
 from optigpu.documents.versions import current
 from optigpu.documents.views import Comparison, Decision

@@ -7,9 +7,10 @@ from fastapi import APIRouter, Query, Response
 from api import edge_boards
 from api.edge_boards import EdgeQuery
 from api.edge_tables import edge_grids
+from api.inputs import Cursor
 from api.pages.view import Asked, ReaderView
-from api.parameters import Cursor
-from optigpu.documents.devices import DeviceReportView, DeviceView, EdgeMetric
+from optigpu.documents.devices import DeviceReportView, DeviceView
+from optigpu.documents.edge import EdgeMetric
 from optigpu.hardware.boards import boards as catalog
 from optigpu.store import devices, edge_reports
 from optigpu.store.database import Session

@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from api.charts import figure
+from api.inputs import Cursor, Uuid
 from api.pages.view import Asked, ReaderView
-from api.parameters import Cursor, Uuid
 from api.routes.leaderboard import MetricName
 from optigpu.documents.queries import LeaderboardQuery
 from optigpu.store import leaderboard, results

@@ -3,12 +3,12 @@
 from fastapi import APIRouter, Response
 
 from api.auth import Reader
+from api.inputs import Id
 from api.pages.badge import badge_words
 from api.pages.result import primary_of
-from api.parameters import Id
+from api.rendering import metric_heading, variant_line
 from api.service import ServiceDep
-from api.words import metric_heading, variant_line
-from optigpu.documents.versions import current
+from optigpu.documents.older import current
 from optigpu.report.charts.svg.markup import element, shortened, text, text_width
 from optigpu.report.charts.svg.picture import FAMILY, png
 from optigpu.store import leaderboard, results

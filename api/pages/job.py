@@ -7,11 +7,11 @@ from datetime import timedelta
 
 from fastapi import APIRouter, Response
 
+from api.inputs import JobId
 from api.pages.bars import Bar, bars
 from api.pages.posted import SubmitterPosted
 from api.pages.verdicts import Badge, badge
 from api.pages.view import PageView, Plain, ReaderView
-from api.parameters import JobId
 from api.posting import Posting
 from optigpu.documents.result import Attribution, MetricSummary
 from optigpu.documents.views import JobView, VariantView

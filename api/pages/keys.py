@@ -10,9 +10,9 @@ from datetime import timedelta
 from fastapi import APIRouter, Response
 
 from api.gate import Call
+from api.inputs import Id
 from api.pages.posted import AdministratorPosted, Posted
 from api.pages.view import AdministratorView, PageView, Plain
-from api.parameters import Id
 from api.problems import ProblemError
 from optigpu.documents.administration import AuditAction
 from optigpu.store import audit, keys

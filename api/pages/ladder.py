@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Response
 
 from api.charts import Figure, figure
+from api.inputs import JobId
 from api.pages.view import Plain, ReaderView
-from api.parameters import JobId
 from optigpu.documents.result import Attribution
 from optigpu.report.catalog import job_title
 from optigpu.report.charts import CHARTS, Report

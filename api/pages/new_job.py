@@ -15,13 +15,12 @@ from anyio import from_thread
 from fastapi import APIRouter, Depends, Request, Response
 
 from api.auth import require
-from api.bodies import PostedJob, job_of
-from api.examples import JOBS, Example
 from api.filters import MODELS
+from api.inputs import PostedJob, any_parameters, job_of
 from api.job_form.documents import Errors, Values, document_of, errors_at, fields, job_form, values_of
+from api.openapi import JOBS, Example
 from api.pages.posted import ReaderPosted
 from api.pages.view import PageView, ReaderView
-from api.parameters import any_parameters
 from api.posting import Posting
 from api.problems import ProblemError, from_store
 from optigpu.documents.fields import WHOLE

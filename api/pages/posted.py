@@ -7,14 +7,13 @@ from urllib.parse import parse_qsl
 
 from fastapi import Depends, Request
 
-from api.auth import call_of, require
-from api.bodies import body_of, media_type_of
-from api.callers import Caller
+from api.auth import call_of, require, seal_of
+from api.gate import Caller
+from api.inputs import body_of, media_type_of
 from api.job_form.documents import Values
 from api.pages.view import PageView, View
 from api.problems import ProblemError
 from api.service import Service
-from api.sign_in import seal_of
 from optigpu.store.keys import Scope
 
 CSRF_FIELD = "csrf"

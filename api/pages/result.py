@@ -15,13 +15,13 @@ from fastapi import APIRouter, Query, Response
 
 from api.charts import Figure, figure
 from api.charts.samples import samples_data
+from api.inputs import Id
 from api.pages.badge import badge_words
 from api.pages.bars import FigureText, speedup_text
 from api.pages.verdicts import Badge, badge, sentences
 from api.pages.view import Asked, ReaderView
-from api.parameters import Id
-from api.words import metric_heading
-from optigpu.documents.versions import current, facts_of
+from api.rendering import metric_heading
+from optigpu.documents.older import current, facts_of
 from optigpu.documents.views import Baseline, History, HistoryPoint
 from optigpu.job.measured import replay_request
 from optigpu.job.spec import JobSpec

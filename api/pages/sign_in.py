@@ -8,14 +8,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from api.auth import address_of, needs_key
-from api.callers import Caller
-from api.gate import Call
+from api.auth import address_of, needs_key, sign_in, sign_out, signed_in_by
+from api.gate import Call, Caller
 from api.pages.posted import form_of
 from api.pages.view import Asked, PageView, View
 from api.problems import ProblemError, request_id
 from api.service import Service
-from api.sign_in import sign_in, sign_out, signed_in_by
 from optigpu.documents.administration import AuditAction
 from optigpu.store import audit, keys
 

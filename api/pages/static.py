@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 
 from api.problems import ProblemError
-from api.static_files import static_files
+from api.rendering import static_files
 
 router = APIRouter()
 FOREVER = "public, max-age=31536000, immutable"

@@ -9,11 +9,10 @@ from fastapi.responses import RedirectResponse
 from pydantic import model_validator
 
 from api import rendering
-from api.auth import Administrator, Reader
-from api.callers import Caller
+from api.auth import Administrator, Reader, Seal, keep_seal, seal_of
+from api.gate import Caller
 from api.rendering import Look
 from api.service import Service, ServiceDep
-from api.sign_in import Seal, keep_seal, seal_of
 from optigpu.store.keys import Scope
 from optigpu.vocabulary import Frozen
 

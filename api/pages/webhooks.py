@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from api.inputs import Cursor, Id, Uuid
 from api.pages.posted import AdministratorPosted
 from api.pages.view import AdministratorView, Asked, PageView
-from api.parameters import Cursor, Id, Uuid
 from api.problems import ProblemError, from_store
 from api.routes.webhooks import create_webhook, delete_webhook
 from optigpu.documents.administration import NewWebhookView, WebhookEvent

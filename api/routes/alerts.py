@@ -5,10 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 
 from api.auth import Administrator
-from api.bodies import admin_body, strict_document
-from api.examples import ALERTS
-from api.openapi import GUARDED, posted, problems
-from api.parameters import Id
+from api.inputs import Id, admin_body, strict_document
+from api.openapi import ALERTS, GUARDED, posted, problems
 from api.service import ServiceDep
 from optigpu.documents.administration import AlertRequest, AlertView, AuditAction
 from optigpu.store import alerts, audit

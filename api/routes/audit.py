@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from api.auth import Administrator
+from api.inputs import Cursor, Limit
 from api.openapi import GUARDED
-from api.parameters import Cursor, Limit
 from api.service import ServiceDep
 from optigpu.documents.administration import AuditPage
 from optigpu.documents.queries import Text

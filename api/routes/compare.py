@@ -5,8 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from api.auth import Reader
+from api.inputs import Uuid
 from api.openapi import GUARDED, problems
-from api.parameters import Uuid
 from api.problems import ProblemError
 from api.service import ServiceDep
 from optigpu.documents.views import Comparison

@@ -5,9 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.convertors import StringConvertor, register_url_convertor
 
-from api import enrolment, measurements
+from api import device_identity, device_messages
 from api.auth import Reader, address_of
-from api.bodies import json_body, strict_document
+from api.device_identity import MOST_BODY_BYTES, Signed, entered
 from api.device_messages import (
     ClaimAnswer,
     ClaimRequest,
@@ -17,12 +17,10 @@ from api.device_messages import (
     MessageAnswer,
     RunAnswer,
     RunRequest,
+    microseconds,
 )
-from api.enrolment import MOST_BODY_BYTES, Signed, entered
-from api.examples import CLAIMS, KEYS, MESSAGES, RUNS
-from api.measurements import microseconds
-from api.openapi import GUARDED, posted, problems
-from api.parameters import Cursor, Id, Limit
+from api.inputs import Cursor, Id, Limit, json_body, strict_document
+from api.openapi import CLAIMS, GUARDED, KEYS, MESSAGES, RUNS, posted, problems
 from api.problems import request_id
 from api.service import Service, ServiceDep
 from optigpu.documents.administration import AuditAction
@@ -75,7 +73,7 @@ def claim_device(
     """
     asked = strict_document(body, ClaimRequest)
     with service.database.write() as session:
-        claimed = enrolment.claim(session, asked)
+        claimed = device_identity.claim(session, asked)
         if claimed.created:
             actor = _device_actor(claimed.answer.device_id, request)
             details = {"invite": asked.invite}
@@ -117,7 +115,7 @@ def send_measurements(signed: Signed, service: ServiceDep) -> MessageAnswer:
     message = strict_document(signed.body, DeviceMessage)
     with service.database.write() as session:
         device = entered(session, signed.request)
-        return measurements.take(session, signed.request, device, message)
+        return device_messages.take(session, signed.request, device, message)
 
 
 @router.post(
@@ -133,7 +131,7 @@ def change_device_key(signed: Signed, request: Request, service: ServiceDep) -> 
     asked = strict_document(signed.body, KeyRequest)
     with service.database.write() as session:
         device = entered(session, signed.request)
-        answer = enrolment.rotate(session, signed.request, asked, newest=device.newest)
+        answer = device_identity.rotate(session, signed.request, asked, newest=device.newest)
         device_id = signed.request.device_id
         details = {"key_id": answer.key_id}
         actor = _device_actor(device_id, request)

@@ -10,8 +10,8 @@ from api import edge_boards
 from api.auth import Reader
 from api.edge_boards import HEAD_ROWS, ROWS, EdgeQuery
 from api.forms import PAGE, Form, accepted, next_cursor, query_word, written
+from api.inputs import Cursor, Limit
 from api.openapi import GUARDED
-from api.parameters import Cursor, Limit
 from api.problems import ProblemError, summary
 from api.service import ServiceDep
 from optigpu.documents.devices import LIFETIME_YEARS, EdgeBoard, EdgeMetric, EdgePage, InputSource, RunnerName

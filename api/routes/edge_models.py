@@ -5,9 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 
 from api.auth import Reader, Submitter
-from api.bodies import job_body, strict_document
-from api.examples import MANIFESTS
-from api.openapi import GUARDED, posted, problems
+from api.inputs import job_body, strict_document
+from api.openapi import GUARDED, MANIFESTS, posted, problems
 from api.service import ServiceDep
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.devices import EdgeModelView

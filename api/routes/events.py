@@ -8,8 +8,8 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import format_sse_event
 
 from api.auth import Reader
+from api.inputs import JobId
 from api.openapi import GUARDED, problems, schema_of
-from api.parameters import JobId
 from api.service import Service, ServiceDep
 from optigpu.documents.views import EventView
 from optigpu.store import events

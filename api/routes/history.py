@@ -6,8 +6,8 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from api.auth import Reader
+from api.inputs import Cursor, Id
 from api.openapi import GUARDED, problems
-from api.parameters import Cursor, Id
 from api.routes.leaderboard import MetricName
 from api.service import ServiceDep
 from optigpu.documents.views import History

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from api.auth import Administrator
-from api.bodies import PostedRun
+from api.inputs import PostedRun
 from api.openapi import GUARDED, problems
 from api.routes.jobs import linked
 from api.service import ServiceDep

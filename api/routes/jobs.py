@@ -5,9 +5,8 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Header, Query, Request, Response
 
 from api.auth import Administrator, Reader, Submitter
-from api.bodies import JobBody
+from api.inputs import Cursor, JobBody, JobId, Limit, Withdrawing
 from api.openapi import GUARDED, POSTED_JOB, problems
-from api.parameters import Cursor, JobId, Limit, Withdrawing
 from api.posting import Posting
 from api.service import Service, ServiceDep
 from optigpu.documents.administration import AuditAction

@@ -15,8 +15,8 @@ from pydantic_core import to_json
 from api.auth import Reader, caller, require
 from api.filters import check_filters
 from api.forms import PAGE, Form, accepted, next_cursor, query_word, written
+from api.inputs import parameters_of
 from api.openapi import GUARDED
-from api.parameters import parameters_of
 from api.service import ServiceDep, service_of
 from optigpu.documents.queries import LeaderboardQuery
 from optigpu.documents.views import LeaderboardPage

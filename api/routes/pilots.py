@@ -9,10 +9,9 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from api.auth import address_of
-from api.bodies import json_body, strict_document
-from api.examples import PILOTS
 from api.gate import unauthorized
-from api.openapi import GUARDED, posted, problems
+from api.inputs import json_body, strict_document
+from api.openapi import GUARDED, PILOTS, posted, problems
 from api.problems import ProblemError
 from api.routes.jobs import linked
 from api.service import ServiceDep

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from api.auth import Submitter
-from api.bodies import JobBody, JobPreview, posted_job
+from api.inputs import JobBody, JobPreview, posted_job
 from api.openapi import GUARDED, POSTED_JOB, problems
 
 router = APIRouter(prefix="/v1/preview", tags=["jobs"], responses=GUARDED)

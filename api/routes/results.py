@@ -6,8 +6,8 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from api.auth import Administrator, Reader
+from api.inputs import Id, JobId, Withdrawing
 from api.openapi import GUARDED, problems
-from api.parameters import Id, JobId, Withdrawing
 from api.samples import samples_text
 from api.service import ServiceDep
 from optigpu.documents.administration import AuditAction

@@ -5,11 +5,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 
 from api.auth import Administrator
-from api.bodies import admin_body, strict_document
 from api.deliveries import DestinationError, checked_url
-from api.examples import WEBHOOKS
-from api.openapi import GUARDED, posted, problems
-from api.parameters import Cursor, Id, Limit
+from api.inputs import Cursor, Id, Limit, admin_body, strict_document
+from api.openapi import GUARDED, WEBHOOKS, posted, problems
 from api.problems import ProblemError
 from api.service import ServiceDep
 from optigpu.documents.administration import (

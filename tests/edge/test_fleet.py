@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from api import device_command
+from api import commands
 from esp32_agent.core.agent import IDLE, SEND, START, Agent
 from esp32_agent.core.message import Item
 from esp32_agent.core.queue import Queue
@@ -325,7 +325,7 @@ RATES = {
 
 def codes(database_url: str, count: int, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> list[str]:
     monkeypatch.setenv("OPTIGPU_DATABASE_URL", database_url)
-    assert device_command.main(["invite", "--simulator", "--count", str(count)]) == 0
+    assert commands.devices_command(["invite", "--simulator", "--count", str(count)]) == 0
     printed = capsys.readouterr()
     assert "each of these codes" in printed.err
     return str(printed.out).split()

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from api.device_command import invite
+from api.commands import invite
 from benchmarks import signing_device
 from benchmarks.signing_device import BOARD, FIRMWARE, MODEL, OUTPUTS
 from optigpu.documents.devices import DeviceSource

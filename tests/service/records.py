@@ -5,7 +5,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from api import enrolment, measurements
+from api import device_identity, device_messages
 from api.device_messages import ClaimRequest, DeviceMessage
 from benchmarks import signing_device
 from optigpu.documents.administration import AlertKind, AlertRequest
@@ -263,7 +263,7 @@ def fill_devices(database: Database) -> None:
     """A device that enrolled, began a run and reported on it."""
     invitation = Claim(invited(database)).body
     with database.write() as session:
-        device_id = enrolment.claim(session, ClaimRequest.model_validate(invitation)).answer.device_id
+        device_id = device_identity.claim(session, ClaimRequest.model_validate(invitation)).answer.device_id
         request = DeviceRequest(
             device_id=device_id,
             key_version=1,
@@ -277,7 +277,7 @@ def fill_devices(database: Database) -> None:
         device = devices.enter(session, request)
         run = edge_reports.start_run(session, request, "a" * 64)
         sent = DeviceMessage.model_validate(message(report(1, run.id)))
-        assert len(measurements.take(session, request, device, sent).reports) == 1
+        assert len(device_messages.take(session, request, device, sent).reports) == 1
 
 
 MODEL, OTHER_MODEL = "a" * 64, "b" * 64

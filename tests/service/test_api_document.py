@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.examples import JOBS, WEBHOOKS
-from api.openapi import LINKS
+from api.openapi import JOBS, LINKS, WEBHOOKS
 from optigpu.job.spec import JobSpec
 from optigpu.store import leases, workers
 from tests.service.pages import Page

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from sqlalchemy import delete, insert
 
-from api import feeds
-from api.feeds import Batch
+from api import service
+from api.service import Batch
 from optigpu.documents.views import EventView, ProgressView
 from optigpu.store import events, leases, outcomes
 from optigpu.store.database import StoreUnavailableError
@@ -30,7 +30,7 @@ LAST_WORDS = ("state", "succeeded")
 
 @pytest.fixture(autouse=True)
 def frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "POLL_S", POLL_S)
+    monkeypatch.setattr(service, "POLL_S", POLL_S)
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def test_a_follower_that_goes_away_is_forgotten(any_service: Served) -> None:
 def test_while_nothing_happens_the_stream_says_that_it_lives(
     any_service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(service, "HEARTBEAT_S", 0.05)
     job_id = any_service.submit()["id"]
     with httpx.stream(
         "GET", f"{any_service.url}/v1/jobs/{job_id}/events", timeout=FOLLOW_TIMEOUT_S
@@ -281,8 +281,8 @@ def test_streams_end_when_the_service_stops(tmp_path: Path) -> None:
 def test_more_events_than_a_feed_keeps_are_read_from_the_database(
     any_service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "BATCH", 7)
-    monkeypatch.setattr(feeds, "TAIL", 5)
+    monkeypatch.setattr(service, "BATCH", 7)
+    monkeypatch.setattr(service, "TAIL", 5)
     job_id = any_service.submit()["id"]
     with any_service.database.write() as session:
         for number in range(50):

@@ -10,9 +10,8 @@ import pytest
 from sqlalchemy import select, update
 
 from api.__main__ import main
-from api.commands import duration
-from api.device_command import LONGEST
-from api.signatures import new_code
+from api.commands import LONGEST_INVITE, duration
+from api.device_identity import new_code
 from benchmarks.signing_device import BOARD, FIRMWARE, MODEL
 from optigpu.documents.devices import DeviceSource
 from optigpu.store import devices
@@ -292,4 +291,4 @@ def test_the_command_line_invites_lists_rotates_and_revokes(
 @pytest.mark.parametrize("text", ["", "15", "m", "0m", "-5m", "8d", "1.5h", "15 m", "1w", "999999d"])
 def test_other_times_are_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="15m, 2h or 1d"):
-        duration(LONGEST)(text)
+        duration(LONGEST_INVITE)(text)

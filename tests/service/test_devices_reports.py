@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from api.bodies import strict_document
 from api.device_messages import ClaimRequest, DeviceMessage, KeyRequest, RunRequest
-from api.examples import CLAIMS, KEYS, MANIFESTS, MESSAGES, RUNS
+from api.inputs import strict_document
+from api.openapi import CLAIMS, KEYS, MANIFESTS, MESSAGES, RUNS
 from api.problems import ProblemError
 from optigpu.documents.devices import MOST_US
 from optigpu.documents.manifest import ModelManifest

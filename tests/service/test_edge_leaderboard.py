@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from api import edge_boards
-from api.edge_figures import SECONDS_PER_YEAR
+from api.edge_boards import SECONDS_PER_YEAR
 from api.edge_tables import edge_grids
 from optigpu.client import Client
 from optigpu.documents.devices import DeviceSource, Flag, Reason

@@ -15,7 +15,7 @@ import pytest
 import redis
 from sqlalchemy import make_url
 
-from api.doorbell import Doorbell
+from api.service import Doorbell
 from optigpu.documents.views import JobView
 from optigpu.store import results, workers
 from optigpu.store.database import Database, default_url

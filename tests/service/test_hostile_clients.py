@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api import bodies
+from api import inputs
 from optigpu.store.statements import encode_cursor
 from tests.service.records import a_metric, a_result
 from tests.service.serving import MATMUL, Served
@@ -188,8 +188,8 @@ def test_clients_that_read_a_byte_at_a_time_hold_up_nobody(service: Served) -> N
 def test_a_client_that_sends_a_byte_at_a_time_is_sent_away(
     any_service: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "BODY_WITHIN_S", 0.3)
-    monkeypatch.setattr(bodies, "SLOWEST_BYTES_PER_S", 1e12)
+    monkeypatch.setattr(inputs, "BODY_WITHIN_S", 0.3)
+    monkeypatch.setattr(inputs, "SLOWEST_BYTES_PER_S", 1e12)
     with connection(any_service) as client:
         client.sendall(
             b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"

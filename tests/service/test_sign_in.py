@@ -10,8 +10,8 @@ import pytest
 from fastapi.routing import APIRoute
 from sqlalchemy import select, update
 
+from api.auth import SIGN_IN, Seal
 from api.pages import PAGES
-from api.sign_in import SIGN_IN, Seal
 from optigpu.store import keys, webhooks
 from optigpu.store.database import Database
 from optigpu.store.tables import ApiKey, SignIn

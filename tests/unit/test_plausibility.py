@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.plausibility import FAR_SLOWER, FEWEST, Evidence, judge
+from api.device_messages import FAR_SLOWER, FEWEST, Evidence, judge
 from benchmarks import signing_device
 from benchmarks.signing_device import BOARD, MODEL, OUTPUTS, RUN_US, golden
 from optigpu.documents.devices import DeviceReport, DeviceSource, Flag, Reason, ReportState

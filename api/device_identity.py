@@ -1,11 +1,18 @@
-"""How a device gets its identity, and how it changes its key.
+"""How a device gets its identity, changes its key, and signs: HMAC-SHA256 over what a request is.
 
-Requests that a device has signed are verified over the raw bytes before anything is parsed. Whatever is wrong with a
-signature has one answer, and takes the same time: who guesses learns nothing.
+A signed request has one header::
+
+    Authorization: OptiGPU1 key=KEY_ID,time=US,boot=BOOT,seq=N,fw=SHA256,sig=SHA256
+
+Text is signed as it was sent, so that there is nothing to interpret before the signature is verified: it is verified
+over the raw bytes before anything is parsed. Whatever is wrong with a signature has one answer, and takes the same
+time: who guesses learns nothing.
 """
 
 import hashlib
 import hmac
+import re
+import secrets
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,22 +22,128 @@ from anyio import from_thread
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader
 
-from api import signatures
 from api.auth import address_of
-from api.bodies import json_body
-from api.device_messages import ClaimAnswer, ClaimRequest, KeyAnswer, KeyRequest
-from api.parameters import Id
-from api.plausibility import CLOCK_WINDOW_US, clock_is_set
+from api.device_messages import (
+    CLOCK_WINDOW_US,
+    ClaimAnswer,
+    ClaimRequest,
+    KeyAnswer,
+    KeyRequest,
+    clock_is_set,
+)
+from api.inputs import Id, json_body
 from api.problems import ProblemError
 from api.service import Service, ServiceDep
-from api.signatures import SCHEME, Signature, read_header
 from optigpu.job.spec import digest
 from optigpu.store import devices
 from optigpu.store.database import KeyRefusedError, Session, moment
 from optigpu.store.devices import FIRST_VERSION, DeviceRequest, Entered, Invite, NewDevice
 from optigpu.vocabulary import Frozen
 
-_NO_VERIFIER = bytes(signatures.KEY_BYTES)
+SCHEME = "OptiGPU1"
+KEY_BYTES = 32
+_UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_HEADER = re.compile(
+    rf"{SCHEME} key=(?P<key_id>(?P<device_id>{_UUID})\.(?P<version>[1-9][0-9]{{0,5}})),"
+    r"time=(?P<time>0|[1-9][0-9]{0,15}),boot=(?P<boot>[0-9a-f]{16}),seq=(?P<seq>[1-9][0-9]{0,14}),"
+    r"fw=(?P<fw>[0-9a-f]{64}),sig=(?P<sig>[0-9a-f]{64})"
+)
+_NO_KEY = bytes(KEY_BYTES)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The header of a signed request, each part in the text that was sent."""
+
+    device_id: str
+    version: int
+    time: str
+    boot: str
+    seq: str
+    fw: str
+    sig: str
+
+    @property
+    def key_id(self) -> str:
+        return f"{self.device_id}.{self.version}"
+
+    def is_of(self, key: bytes | None, method: str, path: str, body_sha256: str) -> bool:
+        """Whether the key signed this request. It takes as long without a key as with one."""
+        parts = (SCHEME, method, path, self.key_id, self.time, self.boot, self.seq, self.fw, body_sha256)
+        expected = hmac_of(key or _NO_KEY, "\n".join(parts).encode()).hex()
+        return hmac.compare_digest(expected, self.sig) and key is not None
+
+
+def read_header(value: str) -> Signature | None:
+    """The signature of a header `Authorization`; None if it is not one."""
+    match = _HEADER.fullmatch(value)
+    if match is None:
+        return None
+    return Signature(
+        device_id=match["device_id"],
+        version=int(match["version"]),
+        time=match["time"],
+        boot=match["boot"],
+        seq=match["seq"],
+        fw=match["fw"],
+        sig=match["sig"],
+    )
+
+
+ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+"""Crockford's base 32, which has no I, L, O and U."""
+GROUP, SECRET_GROUPS = 4, 3
+CLAIM_LABEL = b"optigpu-claim:"
+
+
+@dataclass(frozen=True)
+class InviteCode:
+    """A code such as ABCD-EFGH-JKMN-PQRS: `public` names the invitation, `secret`, of 60 bits, proves that one has it.
+    The server keeps only the SHA-256 of the secret."""
+
+    public: str
+    secret: str
+
+    @property
+    def text(self) -> str:
+        groups = [self.secret[at : at + GROUP] for at in range(0, len(self.secret), GROUP)]
+        return "-".join([self.public, *groups])
+
+    @property
+    def verifier(self) -> bytes:
+        """SHA-256 of the secret with its label: what the server keeps, and the key that a claim is proven with."""
+        return hashlib.sha256(CLAIM_LABEL + self.secret.encode()).digest()
+
+
+def new_code() -> InviteCode:
+    drawn = "".join(secrets.choice(ALPHABET) for _ in range(GROUP * (1 + SECRET_GROUPS)))
+    return InviteCode(drawn[:GROUP], drawn[GROUP:])
+
+
+def claim_proof(verifier: bytes, nonce: str, sealed_key: str, board: str, firmware: str) -> str:
+    """What shows that a device has the code, and what it claims with it, in hexadecimal."""
+    return hmac_of(verifier, f"optigpu-proof:{nonce}:{sealed_key}:{board}:{firmware}".encode()).hex()
+
+
+def open_claimed(verifier: bytes, nonce: str, sealed_key: str) -> bytes:
+    """The key that a new device sealed with its code. Sealing is the same operation."""
+    return _xor(bytes.fromhex(sealed_key), hmac_of(verifier, f"optigpu-seal:{nonce}".encode()))
+
+
+def open_rotated(old_key: bytes, nonce: str, sealed_key: str) -> bytes:
+    """The new key that a device sealed with its old one. Sealing is the same operation."""
+    return _xor(bytes.fromhex(sealed_key), hmac_of(old_key, f"optigpu-rotate:{nonce}".encode()))
+
+
+def hmac_of(key: bytes, text: bytes) -> bytes:
+    return hmac.digest(key, text, "sha256")
+
+
+def _xor(left: bytes, right: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(left, right, strict=True))
+
+
+_NO_VERIFIER = bytes(KEY_BYTES)
 
 
 class Claimed(Frozen):
@@ -64,7 +177,7 @@ def claim(session: Session, asked: ClaimRequest) -> Claimed:
         board=asked.board,
         source=invite.source,
         firmware_sha256=asked.firmware,
-        secret=signatures.open_claimed(verifier, asked.nonce, asked.sealed_key),
+        secret=open_claimed(verifier, asked.nonce, asked.sealed_key),
     )
     device_id = devices.enrol(session, device, now)
     devices.close(session, invite.code, device_id=device_id, claim_digest=claim_digest, now=now)
@@ -75,7 +188,7 @@ def rotate(session: Session, request: DeviceRequest, asked: KeyRequest, *, newes
     """Enters the key that follows the one that signed the request. Raises ConflictError as `devices.put_key`."""
     old = devices.secret_of(session, request.device_id, request.key_version)
     assert old is not None, "the device is locked, and its key was valid when it was"
-    new = signatures.open_rotated(old, asked.nonce, asked.sealed_key)
+    new = open_rotated(old, asked.nonce, asked.sealed_key)
     version = devices.put_key(session, request, new, newest=newest)
     return KeyAnswer(key_id=f"{request.device_id}.{version}")
 
@@ -83,9 +196,7 @@ def rotate(session: Session, request: DeviceRequest, asked: KeyRequest, *, newes
 def _verifier(invite: Invite | None, asked: ClaimRequest) -> bytes | None:
     """That of the invitation if the claim proves to have it. It takes as long for one that is not there."""
     kept = bytes.fromhex(invite.verifier) if invite and invite.verifier else None
-    expected = signatures.claim_proof(
-        kept or _NO_VERIFIER, asked.nonce, asked.sealed_key, asked.board, asked.firmware
-    )
+    expected = claim_proof(kept or _NO_VERIFIER, asked.nonce, asked.sealed_key, asked.board, asked.firmware)
     return kept if hmac.compare_digest(expected, asked.proof) else None
 
 
