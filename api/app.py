@@ -10,18 +10,19 @@ import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.routing import Route
 
 from api import pages, problems
 from api.deliveries import Deliveries
 from api.gate import Gate, KeyUses, RateLimiter
 from api.inputs import refuse_unknown_parameters
-from api.mcp import endpoint as mcp_endpoint
 from api.metrics import Metrics
 from api.middleware import HostGuard, KeptPages, RequestContext
 from api.openapi import DocumentedApp
@@ -51,6 +52,9 @@ from api.settings import ServiceSettings
 from optigpu import __version__
 from optigpu.store.database import Database
 from optigpu.tracing import tracing
+
+if TYPE_CHECKING:
+    from api.mcp import Endpoint
 
 GRACE_S = 10.0
 FIRST_PAUSE_S = 1.0
@@ -178,7 +182,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     problems.install(app)
     for module in ROUTERS:
         app.include_router(module.router)
-    app.state.mcp = mcp_endpoint.mount(app, service)
+    app.state.mcp = _mcp_endpoint(app, service)
     # The last one added is the outermost.
     app.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_FROM_BYTES, compresslevel=COMPRESSION_LEVEL)
     app.add_middleware(KeptPages, gate=service.gate)
@@ -212,6 +216,17 @@ def _service(settings: ServiceSettings) -> Service:
         metrics=Metrics(database, settings.lease_s),
         tracing=tracing("api", __version__, os.environ),
     )
+
+
+def _mcp_endpoint(app: FastAPI, service: Service) -> "Endpoint | None":
+    """Adds the endpoint for programs that talk, unless the settings say no or the extra mcp is missing."""
+    if not service.settings.mcp or find_spec("mcp") is None:
+        return None
+    from api.mcp import PATH, Endpoint
+
+    endpoint = Endpoint(service)
+    app.router.routes.append(Route(PATH, endpoint, include_in_schema=False))
+    return endpoint
 
 
 @asynccontextmanager

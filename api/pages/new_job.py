@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from api.auth import require
 from api.filters import MODELS
 from api.inputs import PostedJob, any_parameters, job_of
-from api.job_form.documents import Errors, Values, document_of, errors_at, fields, job_form, values_of
+from api.job_form import Errors, Values, document_of, errors_at, fields, job_form, values_of
 from api.openapi import JOBS, Example
 from api.pages.posted import ReaderPosted
 from api.pages.view import PageView, ReaderView

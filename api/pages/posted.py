@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from api.auth import call_of, require, seal_of
 from api.gate import Caller
 from api.inputs import body_of, media_type_of
-from api.job_form.documents import Values
+from api.job_form import Values
 from api.pages.view import PageView, View
 from api.problems import ProblemError
 from api.service import Service

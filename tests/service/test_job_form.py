@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.job_form.documents import Choice, document_of, fields, job_form, values_of
+from api.job_form import Choice, document_of, fields, job_form, values_of
 from api.openapi import JOBS
 from api.pages.new_job import PRESETS
 from api.pages.result import again

@@ -1,25 +1,32 @@
-"""The tools: what the routes under /v1 do, for programs that talk. Loaded only where the extra mcp is installed.
+"""The endpoint for programs that talk (Model Context Protocol), at /mcp: what the routes under /v1 do, as tools. Loaded
+only where the extra mcp is installed.
 
-What a docstring says is what such a program reads of the tool.
+Each request is served by itself, with the key of its header, as the calls under /v1 are. No session is kept between
+requests, so that any process of the API answers any of them, and a restart ends none. The docstring of a tool is what
+such a program reads of it.
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Annotated
 
-from mcp.server.mcpserver import Context
+from fastapi import Request
+from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
 from pydantic import Field, JsonValue
-from starlette.requests import Request
+from starlette import types
 
+from api.auth import address_of
 from api.filters import check_filters
-from api.gate import Caller
+from api.gate import Call, Caller, bearer_key
 from api.inputs import PostedJob, job_of
 from api.posting import Posting
-from api.problems import ProblemError, from_store
+from api.problems import ProblemError, from_store, problem_response, request_id
 from api.service import Service
+from optigpu import __version__
 from optigpu.documents.fields import line
 from optigpu.documents.queries import LeaderboardQuery
 from optigpu.documents.views import WorkerView
@@ -30,6 +37,62 @@ from optigpu.store.database import Session
 from optigpu.store.keys import Scope
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import Layer, StoreError
+
+PATH = "/mcp"
+CALLER = "mcp_caller"
+"""Where the state of a request has who calls."""
+INSTRUCTIONS = (
+    "OptiGPU measures what each optimization layer buys for a model on real hardware. Ask `leaderboard` for the best "
+    "measured stacks and `advise` for one; `submit_job` measures others, and `follow_job` waits for them. Every figure "
+    "has a 95% interval: two figures whose intervals overlap are not different. `compare` decides."
+)
+
+
+class Endpoint:
+    """The ASGI application of the endpoint."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._server = _server(service)
+        # Host and Origin are checked for the whole service, and bodies have its limit.
+        self._server.streamable_http_app(
+            streamable_http_path=PATH,
+            json_response=True,
+            stateless_http=True,
+            max_request_body_size=service.settings.max_body_bytes,
+            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Requests are answered while the block lasts."""
+        async with self._server.session_manager.run():
+            yield
+
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+        request = Request(scope)
+        key = bearer_key(request.headers.get("authorization"))
+        try:
+            admitted = await self._service.gate.admit(Call(key, address_of(request), request_id(scope)))
+        except ProblemError as problem:
+            await problem_response(scope, problem)(scope, receive, send)
+            return
+        except StoreError as error:
+            await problem_response(scope, from_store(error))(scope, receive, send)
+            return
+        scope["state"][CALLER] = admitted.caller
+        await self._server.session_manager.handle_request(scope, receive, send)
+
+
+def _server(service: Service) -> MCPServer:
+    server: MCPServer = MCPServer(
+        "optigpu", title="OptiGPU", version=__version__, instructions=INSTRUCTIONS, subscriptions=False
+    )
+    tools = Tools(service)
+    for name, notes in TOOLS.items():
+        server.add_tool(getattr(tools, name), annotations=notes)
+    return server
+
 
 LONGEST_WAIT_S = 60.0
 ROWS = 20
@@ -184,8 +247,6 @@ class Tools:
 
 
 def _caller(context: Context) -> Caller:
-    from api.mcp.endpoint import CALLER
-
     request = context.request_context.request
     assert isinstance(request, Request), "it came over HTTP"
     who = request.scope["state"][CALLER]
