@@ -10,7 +10,6 @@ from api.pages import (
     compare,
     devices,
     docs,
-    feed,
     history,
     image,
     job,
@@ -19,7 +18,6 @@ from api.pages import (
     ladder,
     machines,
     new_job,
-    pareto,
     result,
     sign_in,
     static,
@@ -29,7 +27,7 @@ from api.pages import (
 
 PAGES = (
     board,
-    pareto,
+    board,
     result,
     image,
     compare,
@@ -40,7 +38,7 @@ PAGES = (
     devices,
     techniques,
     badge,
-    feed,
+    board,
     new_job,
     jobs,
     job,

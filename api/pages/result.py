@@ -14,7 +14,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from api.charts import Figure, figure
-from api.charts.samples import samples_data
+from api.histograms import samples_data
 from api.inputs import Id
 from api.pages.badge import badge_words
 from api.pages.bars import FigureText, speedup_text

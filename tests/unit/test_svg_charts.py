@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from api.charts import Figure, figure
-from api.charts.fronts import AXES, front_panel, speed_axis
-from api.charts.samples import samples_data
+from api.histograms import samples_data
+from api.pages.board import AXES, front_panel, speed_axis
 from optigpu.documents.views import LevelChange
 from optigpu.report.charts import CHARTS
 from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Report, Roof
