@@ -17,8 +17,7 @@ from pydantic import Field
 
 from api.charts import figure
 from api.filters import check_filters
-from api.pages.bars import Bar, FigureText, bars, figure_text, speedup_text
-from api.pages.verdicts import Badge, badge
+from api.pages.figures import Badge, Bar, FigureText, badge, bars, figure_text, speedup_text
 from api.pages.view import Asked, PageView, Plain, ReaderView
 from api.routes.leaderboard import LeaderboardFilter
 from optigpu.documents.queries import LeaderboardQuery, Text

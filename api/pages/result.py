@@ -16,9 +16,17 @@ from fastapi import APIRouter, Query, Response
 from api.charts import Figure, figure
 from api.histograms import samples_data
 from api.inputs import Id
-from api.pages.badge import badge_words
-from api.pages.bars import FigureText, speedup_text
-from api.pages.verdicts import Badge, badge, sentences
+from api.pages.figures import (
+    Badge,
+    FigureText,
+    Measured,
+    badge,
+    badge_words,
+    measured,
+    primary_of,
+    sentences,
+    speedup_text,
+)
 from api.pages.view import Asked, ReaderView
 from api.rendering import metric_heading
 from optigpu.documents.older import current, facts_of
@@ -26,7 +34,7 @@ from optigpu.documents.views import Baseline, History, HistoryPoint
 from optigpu.job.measured import replay_request
 from optigpu.job.spec import JobSpec
 from optigpu.report.charts import CHARTS, Report
-from optigpu.report.numbers import short, with_interval
+from optigpu.report.numbers import short
 from optigpu.statistics.stored import StoredResult
 from optigpu.store import jobs, leaderboard, results
 from optigpu.store.database import Session
@@ -36,17 +44,6 @@ router = APIRouter()
 MOST_HISTOGRAMS = 3
 WIDTH = 96
 ARGUMENTS = ("backend", "device", "seed", "measure", "limits")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A metric as a line of the table."""
-
-    name: str
-    meaning: str
-    figure: FigureText
-    unit: str
-    summary: Document
 
 
 @router.get("/results/{id}")
@@ -88,11 +85,6 @@ def read_result(view: ReaderView, result_id: Id, _: Annotated[Asked, Query()]) -
     )
 
 
-def primary_of(document: Document) -> Measured:
-    """The metric that the result is ranked by."""
-    return _measured(document, document["variant"]["primary_metric"])
-
-
 def _gain(baseline: Baseline | None, document: Document) -> FigureText | None:
     """How many times better it is than the baseline on the same hardware."""
     primary = document["metrics"].get(document["variant"]["primary_metric"])
@@ -111,18 +103,7 @@ def _metrics(document: Document) -> Iterator[Measured]:
     first = document["variant"]["primary_metric"]
     order = {name: number for number, name in enumerate(METRICS)}
     names = sorted(document["metrics"], key=lambda name: (name != first, order.get(name, len(order)), name))
-    return (_measured(document, name) for name in names)
-
-
-def _measured(document: Document, name: str) -> Measured:
-    summary = document["metrics"].get(name) or {"value": None, "reason": "not measured", "unit": ""}
-    text, _, spread = with_interval(summary).partition(" ")
-    meaning = METRICS[name].meaning if name in METRICS else ""
-    return Measured(name, meaning, FigureText(text, spread), _unit(summary["unit"]), summary)
-
-
-def _unit(unit: str) -> str:
-    return {"1": "", "1/s": "per s"}.get(unit, unit)
+    return (measured(document, name) for name in names)
 
 
 def _newer(timeline: History, result_id: str) -> HistoryPoint | None:

@@ -13,7 +13,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
-from api.pages.job import WIDTH
+from api.pages.jobs import WIDTH
 from optigpu.documents.result import Attribution
 from optigpu.report.brief import brief_grid
 from optigpu.vocabulary import harmless

@@ -9,7 +9,7 @@ import pytest
 
 from api.job_form import Choice, document_of, fields, job_form, values_of
 from api.openapi import JOBS
-from api.pages.new_job import PRESETS
+from api.pages.jobs import PRESETS
 from api.pages.result import again
 from optigpu.job.spec import JobSpec
 from optigpu.store import results, standings
