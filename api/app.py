@@ -26,27 +26,7 @@ from api.inputs import refuse_unknown_parameters
 from api.metrics import Metrics
 from api.middleware import HostGuard, KeptPages, RequestContext
 from api.openapi import DocumentedApp
-from api.routes import (
-    alerts,
-    audit,
-    compare,
-    devices,
-    edge_leaderboard,
-    edge_models,
-    events,
-    hardware,
-    health,
-    history,
-    imports,
-    jobs,
-    leaderboard,
-    pilots,
-    preview,
-    results,
-    schema,
-    webhooks,
-    workers,
-)
+from api.routes import ROUTERS
 from api.service import Doorbell, Feeds, Service
 from api.settings import ServiceSettings
 from optigpu import __version__
@@ -137,28 +117,6 @@ def _ends_with(parent: int) -> Callable[[], None] | None:
     return ask
 
 
-ROUTERS = (
-    leaderboard,
-    jobs,
-    preview,
-    imports,
-    events,
-    results,
-    history,
-    audit,
-    compare,
-    edge_leaderboard,
-    devices,
-    edge_models,
-    webhooks,
-    alerts,
-    workers,
-    pilots,
-    hardware,
-    schema,
-    health,
-    pages,
-)
 COMPRESSED_FROM_BYTES = 1000
 COMPRESSION_LEVEL = 5
 CORS: dict[str, Any] = {
@@ -180,8 +138,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     )
     app.state.service = service = _service(settings)
     problems.install(app)
-    for module in ROUTERS:
-        app.include_router(module.router)
+    for router in (*ROUTERS, pages.router):
+        app.include_router(router)
     app.state.mcp = _mcp_endpoint(app, service)
     # The last one added is the outermost.
     app.add_middleware(GZipMiddleware, minimum_size=COMPRESSED_FROM_BYTES, compresslevel=COMPRESSION_LEVEL)

@@ -20,11 +20,11 @@ from pydantic import Field, JsonValue
 from starlette import types
 
 from api.auth import address_of
-from api.filters import check_filters
 from api.gate import Call, Caller, bearer_key
 from api.inputs import PostedJob, job_of
-from api.posting import Posting
 from api.problems import ProblemError, from_store, problem_response, request_id
+from api.routes.jobs import Posting
+from api.routes.leaderboard import check_filters
 from api.service import Service
 from optigpu import __version__
 from optigpu.documents.fields import line

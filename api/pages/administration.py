@@ -30,7 +30,7 @@ from api.pages.view import (
     form_of,
 )
 from api.problems import ProblemError, from_store, request_id
-from api.routes.webhooks import create_webhook, delete_webhook
+from api.routes.operations import create_webhook, delete_webhook
 from api.service import Service
 from optigpu.documents.administration import (
     AlertKind,

@@ -16,10 +16,9 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from api.charts import figure
-from api.filters import check_filters
 from api.pages.figures import Badge, Bar, FigureText, badge, bars, figure_text, speedup_text
 from api.pages.view import Asked, PageView, Plain, ReaderView
-from api.routes.leaderboard import LeaderboardFilter
+from api.routes.leaderboard import LeaderboardFilter, check_filters
 from optigpu.documents.queries import LeaderboardQuery, Text
 from optigpu.documents.views import Board, BoardName, LeaderboardPage, LeaderboardRow, Standing
 from optigpu.report.charts.fronts import DIVERGENCE, with_front

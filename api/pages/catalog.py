@@ -10,11 +10,11 @@ from fastapi import APIRouter, Query, Response
 
 from api import edge_boards
 from api.edge_boards import EdgeQuery
-from api.edge_tables import edge_grids
 from api.inputs import Cursor
 from api.pages.figures import FigureText
 from api.pages.view import Asked, Plain, ReaderView
-from api.routes.hardware import catalog_of
+from api.routes.edge_leaderboard import edge_grids
+from api.routes.operations import catalog_of
 from optigpu.documents.devices import DeviceReportView, DeviceView
 from optigpu.documents.edge import EdgeMetric
 from optigpu.documents.queries import Text

@@ -19,14 +19,14 @@ from anyio import from_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from api.auth import require
-from api.filters import MODELS
 from api.inputs import Cursor, JobId, PostedJob, any_parameters, job_of
 from api.job_form import Errors, Values, document_of, errors_at, fields, job_form, values_of
 from api.openapi import JOBS, Example
 from api.pages.figures import Badge, Bar, badge, bars
 from api.pages.view import Asked, PageView, Plain, ReaderPosted, ReaderView, SubmitterPosted
-from api.posting import Posting
 from api.problems import ProblemError, from_store
+from api.routes.jobs import Posting
+from api.routes.leaderboard import MODELS
 from optigpu.documents.fields import WHOLE
 from optigpu.documents.result import Attribution, MetricSummary
 from optigpu.documents.views import JobView, VariantView

@@ -1,1 +1,16 @@
-"""The endpoints and pages, one file for each resource; `ROUTERS` in api/app.py lists them."""
+"""The endpoints, each module with those of one kind of thing."""
+
+from api.routes import devices, edge_leaderboard, jobs, leaderboard, operations, pilots, results
+
+ROUTERS = (
+    leaderboard.router,
+    jobs.router,
+    results.router,
+    edge_leaderboard.router,
+    devices.router,
+    operations.administration,
+    operations.machines,
+    pilots.router,
+    jobs.schemas,
+    operations.health,
+)

@@ -1,4 +1,5 @@
-"""Edge devices: they enrol, begin runs, send reports and change keys; people read what they sent."""
+"""Edge devices: they enrol, begin runs, send reports and change keys; people read what they sent, and add models for
+them."""
 
 from typing import Annotated
 
@@ -6,7 +7,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from api import device_identity, device_messages
-from api.auth import Reader, address_of
+from api.auth import Reader, Submitter, address_of
 from api.device_identity import MOST_BODY_BYTES, Signed, entered
 from api.device_messages import (
     ClaimAnswer,
@@ -19,13 +20,14 @@ from api.device_messages import (
     RunRequest,
     microseconds,
 )
-from api.inputs import Cursor, Id, Limit, json_body, strict_document
-from api.openapi import CLAIMS, GUARDED, KEYS, MESSAGES, RUNS, posted, problems
+from api.inputs import Cursor, Id, Limit, job_body, json_body, strict_document
+from api.openapi import CLAIMS, GUARDED, KEYS, MANIFESTS, MESSAGES, RUNS, posted, problems
 from api.problems import request_id
 from api.service import Service, ServiceDep
 from optigpu.documents.administration import AuditAction
-from optigpu.documents.devices import DevicePage, DeviceReportPage, DeviceView
-from optigpu.store import audit, devices, edge_reports
+from optigpu.documents.devices import DevicePage, DeviceReportPage, DeviceView, EdgeModelView
+from optigpu.documents.manifest import ModelManifest
+from optigpu.store import audit, device_reports, devices, edge_models
 from optigpu.store.audit import Actor
 from optigpu.vocabulary import Frozen
 
@@ -37,7 +39,7 @@ class _DeviceId(StringConvertor):
 
 
 register_url_convertor("device", _DeviceId())
-router = APIRouter(prefix="/v1/devices", tags=["devices"], responses=GUARDED)
+router = APIRouter(prefix="/v1", tags=["devices"], responses=GUARDED)
 SENT = problems(408, 409, 413, 415)
 
 
@@ -55,7 +57,7 @@ async def claim_body(request: Request, service: ServiceDep) -> bytes:
 
 
 @router.post(
-    "/claim",
+    "/devices/claim",
     status_code=201,
     operation_id="claim_device",
     summary="Enrol a device",
@@ -83,7 +85,7 @@ def claim_device(
 
 
 @router.post(
-    "/{id}/runs",
+    "/devices/{id}/runs",
     status_code=201,
     operation_id="start_device_run",
     summary="Begin a run",
@@ -100,7 +102,7 @@ def start_device_run(signed: Signed, service: ServiceDep) -> RunAnswer:
 
 
 @router.post(
-    "/{id}/measurements",
+    "/devices/{id}/measurements",
     operation_id="send_measurements",
     summary="Send reports",
     responses=SENT,
@@ -119,7 +121,7 @@ def send_measurements(signed: Signed, service: ServiceDep) -> MessageAnswer:
 
 
 @router.post(
-    "/{id}/key",
+    "/devices/{id}/key",
     operation_id="change_device_key",
     summary="Change a device's key",
     responses=SENT,
@@ -139,7 +141,7 @@ def change_device_key(signed: Signed, request: Request, service: ServiceDep) -> 
     return answer
 
 
-@router.get("", operation_id="list_devices", summary="List devices, the newest first")
+@router.get("/devices", operation_id="list_devices", summary="List devices, the newest first")
 def list_devices(service: ServiceDep, _: Reader, page: Annotated[PageOf, Query()]) -> DevicePage:
     """Each device as it last described itself; those that were revoked stay in the list."""
     with service.database.read() as session:
@@ -147,7 +149,9 @@ def list_devices(service: ServiceDep, _: Reader, page: Annotated[PageOf, Query()
     return found.model_copy(update={"devices": tuple(_linked(each, service) for each in found.devices)})
 
 
-@router.get("/{id:device}", operation_id="get_device", summary="Get a device", responses=problems(404))
+@router.get(
+    "/devices/{id:device}", operation_id="get_device", summary="Get a device", responses=problems(404)
+)
 def get_device(device_id: Id, service: ServiceDep, _: Reader) -> DeviceView:
     """When it was last seen, its firmware, reset reason, signal, memory, and how many reports wait or were dropped."""
     with service.database.read() as session:
@@ -155,7 +159,7 @@ def get_device(device_id: Id, service: ServiceDep, _: Reader) -> DeviceView:
 
 
 @router.get(
-    "/{id}/reports",
+    "/devices/{id}/reports",
     operation_id="list_device_reports",
     summary="The reports of a device, the newest first",
     responses=problems(404),
@@ -179,3 +183,41 @@ def _device_actor(device_id: str, request: Request) -> Actor:
     return Actor(
         name=f"device {device_id}", address=address_of(request), request_id=request_id(request.scope)
     )
+
+
+class EdgeModels(Frozen):
+    """Every model that the service knows, newest first."""
+
+    models: tuple[EdgeModelView, ...]
+
+
+@router.post(
+    "/edge/models",
+    status_code=201,
+    operation_id="add_edge_model",
+    summary="Add a model for devices",
+    responses=problems(408, 409, 413, 415)
+    | {200: {"model": EdgeModelView, "description": "The same manifest was added before."}},
+    openapi_extra=posted(ModelManifest, MANIFESTS),
+)
+def add_edge_model(
+    body: Annotated[bytes, Depends(job_body)], service: ServiceDep, who: Submitter, response: Response
+) -> EdgeModelView:
+    """Enters the manifest that `optigpu convert` wrote. Only reports about a known model can rank.
+
+    A manifest is never changed: another one for the same file answers 409.
+    """
+    manifest = strict_document(body, ModelManifest)
+    with service.database.write() as session:
+        added = edge_models.add(session, manifest)
+        if added.created:
+            audit.write(session, who.actor, AuditAction.EDGE_MODEL_ADDED, manifest.sha256)
+    response.status_code = 201 if added.created else 200
+    return added.model
+
+
+@router.get("/edge/models", operation_id="list_edge_models", summary="List models for devices")
+def list_edge_models(service: ServiceDep, _: Reader) -> EdgeModels:
+    """Each model's manifest, the newest first."""
+    with service.database.read() as session:
+        return EdgeModels(models=tuple(edge_models.list_(session)))

@@ -1,9 +1,13 @@
-"""The leaderboard, as JSON, CSV or Markdown."""
+"""The leaderboard as JSON, CSV or Markdown, as the query or the header Accept asks for.
 
-from collections.abc import Callable, Coroutine
+A filter that is unknown is refused with those that are known: what this version can measure, and what the database
+holds results of.
+"""
+
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from enum import StrEnum
-from functools import cached_property, lru_cache
-from typing import Annotated
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 from urllib.parse import quote_plus, urlencode
 
 from anyio import CapacityLimiter, to_thread
@@ -13,17 +17,151 @@ from pydantic import Field
 from pydantic_core import to_json
 
 from api.auth import Reader, caller, require
-from api.filters import check_filters
-from api.forms import PAGE, Form, accepted, next_cursor, query_word, written
 from api.inputs import parameters_of
 from api.openapi import GUARDED
+from api.problems import ProblemError, summary
 from api.service import ServiceDep, service_of
+from optigpu.backends import BACKENDS
+from optigpu.documents.edge import EdgePage
+from optigpu.documents.fields import Entry, unknown
 from optigpu.documents.queries import LeaderboardQuery
 from optigpu.documents.views import LeaderboardPage
+from optigpu.models.presets import IMAGE_PRESETS, PRESETS
+from optigpu.models.reference import BUNDLED
 from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grids
-from optigpu.store import leaderboard
+from optigpu.store import filters, leaderboard, workers
+from optigpu.store.database import Session
 from optigpu.store.keys import Scope
+from optigpu.store.statements import newest_of
+from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import METRICS, Document
+from optigpu.workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from optigpu.report.formats import Grid
+
+Page = TypeVar("Page", LeaderboardPage, EdgePage)
+
+
+class Form(StrEnum):
+    """How the rows are written."""
+
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "md"
+
+
+MEDIA_TYPES = {
+    "application/json": Form.JSON,
+    "text/csv": Form.CSV,
+    "text/markdown": Form.MARKDOWN,
+}
+
+PAGE: dict[str, object] = {
+    "description": "Boards with their rows, best first. The header Link leads to the next page.",
+    "content": {media_type: {"schema": {"type": "string"}} for media_type in ("text/csv", "text/markdown")},
+    "headers": {"Link": {"description": "The next page.", "schema": {"type": "string"}}},
+}
+"""The documentation of a page of boards."""
+
+
+def query_word(value: object) -> object:
+    """A parameter of an address as it is written there."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def written(
+    page: Page, form: Form, to_csv: Callable[[Page], str], to_grids: Callable[[Page], "Iterable[Grid]"]
+) -> Response:
+    """The page in this form."""
+    from optigpu.report.formats import markdown
+
+    match form:
+        case Form.CSV:
+            return Response(to_csv(page), media_type="text/csv")
+        case Form.MARKDOWN:
+            return Response("\n".join(map(markdown, to_grids(page))), media_type="text/markdown")
+        case Form.JSON:
+            return Response(page.model_dump_json(), media_type="application/json")
+
+
+def next_cursor(of_boards: Sequence[str | None], of_list: str | None, cursor: str | None) -> str | None:
+    """Of the boards that follow, or of the rows that follow where one board is read and not the end of a list."""
+    return of_boards[0] if len(of_boards) == 1 and newest_of(cursor) is None else of_list
+
+
+def accepted(accept: str) -> Form:
+    """The form that a header Accept likes best; JSON when it names none of ours."""
+    best, chosen = 0.0, Form.JSON
+    for part in accept.split(","):
+        media_type, *options = (piece.strip() for piece in part.split(";"))
+        weight = _weight(options)
+        if media_type.lower() in MEDIA_TYPES and weight > best:
+            best, chosen = weight, MEDIA_TYPES[media_type.lower()]
+    return chosen
+
+
+def _weight(options: list[str]) -> float:
+    for option in options:
+        if option.startswith("q="):
+            try:
+                return float(option[2:])
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+MODELS = (
+    *(f"preset:{name}" for name in PRESETS | IMAGE_PRESETS),
+    *(f"bundled:{name}" for name in BUNDLED),
+)
+"""The models that have a name of their own; repositories and folders are known once they have results."""
+
+
+class Names(NamedTuple):
+    """The names that a filter can have: those of this version, those of stored results, and how they are compared."""
+
+    ours: Iterable[str]
+    stored: Callable[[Session], list[str]]
+    fits: Callable[[str, str], bool] = str.__eq__
+
+
+def _is_part(wanted: str, name: str) -> bool:
+    return wanted.lower() in name.lower()
+
+
+def _is_same(wanted: str, name: str) -> bool:
+    return wanted.lower() == name
+
+
+NAMES = {
+    "workload": Names(WORKLOADS, partial(filters.names, filter_="workload")),
+    "model": Names(MODELS, partial(filters.names, filter_="model")),
+    "hardware": Names((), workers.hardware_classes, _is_part),
+    "technique": Names(TECHNIQUES, partial(filters.names, filter_="technique"), _is_same),
+    "backend": Names(BACKENDS, partial(filters.names, filter_="backend")),
+    "source": Names(("worker",), partial(filters.names, filter_="source")),
+}
+
+
+def check_filters(session: Session, query: LeaderboardQuery) -> None:
+    """Raises ProblemError 422 that names each filter that fits nothing known, with what is known, close names first."""
+    given = query.model_dump(include=set(NAMES), exclude_none=True)
+    entries = [entry for field, name in given.items() if (entry := _refusal(session, field, name))]
+    if entries:
+        raise ProblemError(422, summary(entries), entries)
+
+
+def _refusal(session: Session, field: str, given: str) -> Entry | None:
+    names = NAMES[field]
+    if any(names.fits(given, name) for name in names.ours):
+        return None
+    if field == "workload" and filters.has_workload(session, given):
+        return None
+    known = {*names.ours, *names.stored(session)}
+    if any(names.fits(given, name) for name in known):
+        return None
+    return unknown([field], field, given, known)
 
 
 @lru_cache(maxsize=1)

@@ -1,23 +1,61 @@
-"""Results as they were stored: never validated again with today's models."""
+"""Results as they were stored, never validated again with today's models: one with its raw samples and files, two
+compared, and how one variant on one class of hardware did over time."""
 
+import json
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import Field
 
 from api.auth import Administrator, Reader
-from api.inputs import Id, JobId, Withdrawing
+from api.inputs import Cursor, Id, JobId, Uuid, Withdrawing
 from api.openapi import GUARDED, problems
-from api.samples import samples_text
+from api.problems import ProblemError
+from api.routes.leaderboard import MetricName
 from api.service import ServiceDep
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.result import Attribution, Result
-from optigpu.documents.views import ArtifactsView, SamplesView, WithdrawalView, Withdrawn
-from optigpu.store import audit, jobs, results, withdrawals
+from optigpu.documents.views import ArtifactsView, Comparison, History, SamplesView, WithdrawalView, Withdrawn
+from optigpu.store import artifacts, audit, jobs, results, withdrawals
+from optigpu.store.database import Database
 from optigpu.vocabulary import Frozen
 
-router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED | problems(404))
-WITHDRAWN = problems(410)
+PIECE_NUMBERS = 4096
+"""How many numbers are text at once."""
+
+
+def samples_text(database: Database, result_id: str, names: Sequence[str]) -> Iterator[str]:
+    """The JSON of a SamplesView. Each metric is read in its own session: a slow reader holds none."""
+    yield f'{{"result_id": {json.dumps(result_id)}, "samples": {{'
+    for number, name in enumerate(names):
+        with database.read() as session:
+            lengths, data = results.packed_samples(session, result_id, name)
+        yield f"{', ' if number else ''}{json.dumps(name)}: ["
+        yield from _lists(lengths, data)
+        yield "]"
+    yield "}}"
+
+
+def _lists(lengths: Sequence[int], data: bytes) -> Iterator[str]:
+    """One list for each replicate, with commas between."""
+    import numpy as np  # here, because samples are seldom asked for
+
+    flat = np.frombuffer(zlib.decompress(data), dtype="<f8")
+    start = 0
+    for number, length in enumerate(lengths):
+        yield ", [" if number else "["
+        for at in range(start, start + length, PIECE_NUMBERS):
+            piece = flat[at : min(at + PIECE_NUMBERS, start + length)].tolist()
+            yield (", " if at > start else "") + json.dumps(piece)[1:-1]
+        yield "]"
+        start += length
+
+
+router = APIRouter(prefix="/v1", tags=["results"], responses=GUARDED)
+WITHDRAWN = problems(404, 410)
 
 
 class JobResults(Frozen):
@@ -71,7 +109,7 @@ def get_result(result_id: Id, service: ServiceDep, _: Reader) -> JSONResponse:
 
 
 @router.delete(
-    "/results/{id}", operation_id="withdraw_result", summary="Withdraw a result", responses=problems(409)
+    "/results/{id}", operation_id="withdraw_result", summary="Withdraw a result", responses=problems(404, 409)
 )
 def withdraw_result(
     result_id: Id, service: ServiceDep, who: Administrator, asked: Annotated[Withdrawing, Query()]
@@ -155,3 +193,67 @@ def get_artifact(result_id: Id, name: ArtifactName, service: ServiceDep, _: Read
     }
     pieces = results.artifact_content(service.database, result_id, name)
     return StreamingResponse(pieces, media_type=artifact.media_type, headers=headers)
+
+
+class HistoryQuery(Frozen):
+    """Which metric, and how many results."""
+
+    metric: Annotated[
+        MetricName | None, Query(description="Default: the primary metric of the result's workload.")
+    ] = None
+    limit: Annotated[
+        Annotated[int, Field(ge=1, le=results.MOST_POINTS)],
+        Query(description="The largest number of results."),
+    ] = 200
+    cursor: Cursor | None = None
+
+
+@router.get(
+    "/results/{id}/history",
+    operation_id="get_history",
+    summary="The history of a result's variant",
+    responses=WITHDRAWN,
+)
+def get_history(
+    result_id: Id, service: ServiceDep, _: Reader, wanted: Annotated[HistoryQuery, Query()]
+) -> History:
+    """All valid results of the same variant on the same class of hardware, the newest page first, and where their level
+    changed: by how much, and which versions changed with it."""
+    from optigpu.statistics.levels import with_changes  # here, because it loads numpy
+
+    metric = wanted.metric.value if wanted.metric else None
+    with service.database.read() as session:
+        found = results.history_of(
+            session, result_id, metric=metric, limit=wanted.limit, cursor=wanted.cursor
+        )
+    return with_changes(found)
+
+
+class ComparisonQuery(Frozen):
+    """The two results to compare."""
+
+    baseline: Annotated[Uuid, Query(description="The id of the result that ratios are relative to.")]
+    candidate: Annotated[Uuid, Query(description="The id of the other one.")]
+    anyway: Annotated[
+        bool, Query(description="Compare different workloads or hardware too; notes then say what differs.")
+    ] = False
+
+
+@router.get(
+    "/compare",
+    operation_id="compare_results",
+    summary="Compare two results",
+    responses=problems(404, 409, 410),
+)
+def compare_results(
+    service: ServiceDep, _: Reader, wanted: Annotated[ComparisonQuery, Query()]
+) -> Comparison:
+    """The ratio of each metric, its 95% interval, and whether the difference is real; from stored summaries."""
+    from optigpu.statistics.compare import NotComparableError, compare  # here, because it loads numpy
+
+    with service.database.read() as session:
+        baseline, candidate = (results.get(session, each) for each in (wanted.baseline, wanted.candidate))
+    try:
+        return compare(baseline, candidate, anyway=wanted.anyway)
+    except NotComparableError as error:
+        raise ProblemError(409, str(error)) from None

@@ -9,7 +9,7 @@ import pytest
 
 from api import edge_boards
 from api.edge_boards import SECONDS_PER_YEAR
-from api.edge_tables import edge_grids
+from api.routes.edge_leaderboard import edge_grids
 from optigpu.client import Client
 from optigpu.documents.devices import DeviceSource, Flag, Reason
 from optigpu.documents.facts import NetworkFacts
