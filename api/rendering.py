@@ -238,8 +238,9 @@ def page(
 
 
 def render(template: str, look: Look, **shown: object) -> str:
-    """The text of a template."""
-    return _environment().get_template(template).render(look=look, **shown)
+    """The text of a template; of one with several pages `jobs.html#job` is the page in its block `job`."""
+    file, _, part = template.partition("#")
+    return _environment().get_template(file).render(look=look, part=part, **shown)
 
 
 def wants_page(scope: Scope) -> bool:

@@ -62,7 +62,7 @@ class LoginAsked(Asked):
 def ask_for_key(view: View, asked: Annotated[LoginAsked, Query()]) -> Response:
     """The form; a service without keys says that it has none."""
     needed = needs_key(view.service.settings, view.service.database)
-    return view.page("login.html", next=asked.next, needed=needed, error=None)
+    return view.page("administration.html#login", next=asked.next, needed=needed, error=None)
 
 
 @router.post("/login")
@@ -77,7 +77,7 @@ async def log_in(request: Request, view: View) -> Response:
     try:
         who = await _who_has(request, view, key)
     except ProblemError as problem:
-        return view.page("login.html", 401, next=next_, needed=True, error=problem.detail)
+        return view.page("administration.html#login", 401, next=next_, needed=True, error=problem.detail)
     secret = await asyncio.to_thread(_begin, view.service, who)
     answer = view.sent_to(next_)
     sign_in(answer, request, view.service.settings, secret)
@@ -181,7 +181,7 @@ def _keys_page(
         known: Sequence[KeyInfo] = keys.list_(session)
     own = view.who.key.id if view.who and view.who.key else None
     return view.page(
-        "keys.html",
+        "administration.html#keys",
         status,
         more_headers={"Cache-Control": "no-store"},
         keys=known,
@@ -249,7 +249,7 @@ def _alerts_page(
         known = alerts.list_(session)
         place, errors = _watched(session, result_id, errors)
     return view.page(
-        "alerts.html",
+        "administration.html#alerts",
         status,
         alerts=known,
         webhooks=listening,
@@ -330,7 +330,7 @@ def _webhooks_page(
             session, asked.webhook, limit=SHOWN_DELIVERIES, cursor=asked.cursor
         )
     return view.page(
-        "webhooks.html",
+        "administration.html#webhooks",
         status,
         more_headers={"Cache-Control": "no-store"},
         webhooks=known,

@@ -171,7 +171,7 @@ def read_board(view: ReaderView, asked: Annotated[BoardAsked, Query()]) -> Respo
         page = leaderboard.query(session, of_api)
         choices = _choices(session)
     return view.page(
-        "board.html",
+        "board.html#board",
         asked=asked,
         boards=[(board, tuple(lines(board))) for board in page.boards],
         columns=Column,
@@ -297,7 +297,7 @@ def read_pareto(view: ReaderView, asked: Annotated[ParetoAsked, Query()]) -> Res
     board = found[0] if found else None
     axis = (AXES | asked.axes())[asked.over]
     return view.page(
-        "pareto.html",
+        "board.html#pareto",
         asked=asked,
         boards=boards,
         board=board,

@@ -57,7 +57,7 @@ def read_techniques(view: ReaderView, asked: Annotated[TechniquesAsked, Query()]
         if asked.layer in (None, fact["layer"]) and (here[fact["name"]] or not asked.measured)
     ]
     return view.page(
-        "techniques.html",
+        "catalog.html#techniques",
         asked=asked,
         techniques=shown,
         known=known,
@@ -91,7 +91,7 @@ def read_hardware(view: ReaderView, asked: Annotated[HardwareAsked, Query()]) ->
         if asked.kind in (None, entry.kind) and part in entry.name.lower()
     ]
     return view.page(
-        "hardware.html",
+        "catalog.html#hardware",
         asked=asked,
         kinds=[kind.value for kind in HardwareKind],
         classes=[(name, [each for each in serving if each.hardware_class == name]) for name in classes],
@@ -107,7 +107,7 @@ def read_workers(view: ReaderView, _: Plain) -> Response:
         counts = queue.counts(session)
     found = sorted(found, key=lambda worker: (not worker.alive, worker.id))
     waits = counts[JobState.QUEUED]
-    return view.page("workers.html", workers=found, counts=counts, waits=waits)
+    return view.page("catalog.html#workers", workers=found, counts=counts, waits=waits)
 
 
 SHOWN = 25
@@ -131,7 +131,7 @@ def read_devices(view: ReaderView, asked: Annotated[DevicesAsked, Query()]) -> R
             session, EdgeQuery(metric=asked.metric, prices=prices, include_unranked=True)
         )
     return view.page(
-        "devices.html",
+        "catalog.html#devices",
         asked=asked,
         metrics=[metric.value for metric in EdgeMetric],
         devices=shown,

@@ -72,7 +72,7 @@ def read_comparison(view: ReaderView, asked: Annotated[CompareAsked, Query()]) -
     comparisons = [_compared(documents[0], each) for each in documents[1:]]
     notes = dict.fromkeys(note for each in comparisons for note in each.notes)
     return view.page(
-        "compare.html",
+        "comparisons.html#compare",
         ids=ids,
         most=MOST,
         documents=documents,
@@ -179,7 +179,7 @@ def read_history(view: ReaderView, asked: Annotated[HistoryAsked, Query()]) -> R
         found = results.history_of(session, asked.result, metric=metric, cursor=asked.cursor)
     known, root = with_changes(found), view.look.root
     return view.page(
-        "history.html",
+        "comparisons.html#history",
         history=known,
         chart=figure(known, id_prefix="history", link=lambda source: f"{root}/results/{source}"),
         worse=[change for change in known.changes if not change.improved],
@@ -192,7 +192,7 @@ def _choice(view: ReaderView) -> Response:
     with view.service.database.read() as session:
         boards = leaderboard.query(session, LeaderboardQuery(limit=ROWS)).boards
     rows = [(board, row) for board in boards for row in board.rows if row.earlier]
-    return view.page("histories.html", rows=rows)
+    return view.page("comparisons.html#histories", rows=rows)
 
 
 @router.get("/ladder/{id}")
@@ -207,7 +207,7 @@ def read_ladder(view: ReaderView, job_id: JobId, _: Plain) -> Response:
     if attribution is not None:
         chart, why_none = _chart(Report(title, found, attribution), view.look.root)
     return view.page(
-        "ladder.html",
+        "comparisons.html#ladder",
         job=job,
         title=title,
         chart=chart,
@@ -258,7 +258,12 @@ def read_claims(view: ReaderView, asked: Annotated[ClaimsAsked, Query()]) -> Res
     ]
     counts = {each.value: sum(row.judgement.plausibility is each for row in rows) for each in Plausibility}
     return view.page(
-        "claims.html", asked=asked, claims=shown, counts=counts, kinds=PLAUSIBILITIES, every=len(rows)
+        "comparisons.html#claims",
+        asked=asked,
+        claims=shown,
+        counts=counts,
+        kinds=PLAUSIBILITIES,
+        every=len(rows),
     )
 
 

@@ -190,7 +190,7 @@ def _form_page(view: PageView, draft: Draft, status: int = 200) -> Response:
         alive = workers.alive(session, view.service.settings.lease_s)
     text = json.dumps(draft.document, indent=2, ensure_ascii=False)
     return view.page(
-        "new_job.html",
+        "jobs.html#new_job",
         status,
         main=sorted(
             (part for part in job_form() if part.label in MAIN), key=lambda part: MAIN.index(part.label)
@@ -239,7 +239,7 @@ def read_jobs(view: ReaderView, asked: Annotated[JobsAsked, Query()]) -> Respons
         lease_s = view.service.settings.lease_s
         waiting = prospects.reasons(session, [job.id for job in page.jobs], lease_s)
     return view.page(
-        "jobs.html", page=page, unserved=waiting, asked=asked, states=[state.value for state in JobState]
+        "jobs.html#jobs", page=page, unserved=waiting, asked=asked, states=[state.value for state in JobState]
     )
 
 
@@ -301,7 +301,7 @@ def _job_page(view: PageView, job_id: str) -> Response:
     best = _best(attribution, lines)
     remaining_s = job.progress.remaining_s
     return view.page(
-        "job.html",
+        "jobs.html#job",
         job=job,
         lines=lines,
         columns=grid.columns[1:],
