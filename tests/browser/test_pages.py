@@ -13,7 +13,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
-from api.pages.jobs import WIDTH
+from api.pages.jobs import TABLE_WIDTH
 from optigpu.documents.result import Attribution
 from optigpu.report.brief import brief_grid
 from optigpu.vocabulary import harmless
@@ -285,7 +285,7 @@ def test_the_page_of_a_job_has_the_headline_and_the_columns_of_the_terminal_s_ta
     job = site.stored.ladder
     attribution = Attribution.model_validate(site.served.client.get(f"/v1/jobs/{job}").json()["attribution"])
     results = site.served.client.get(f"/v1/jobs/{job}/results").json()["results"]
-    grid = brief_grid("", attribution, results, WIDTH)
+    grid = brief_grid("", attribution, results, TABLE_WIDTH)
     page = unescape(get(site, f"/jobs/{job}").text)
     assert grid.title in page
     assert {"weights (MB)", "top-1 (%)", "KLD (nat)"} <= {column.heading for column in grid.columns}

@@ -1,5 +1,5 @@
 """Charts as SVG of our own. Each chart is a `Sketch`, which draws itself into a frame of some width, or the reason why
-there is nothing to draw. `picture.py` makes a file that stands alone; `api/charts/` puts charts into pages."""
+there is nothing to draw. `picture.py` makes a file that stands alone; `api/charts.py` puts charts into pages."""
 
 from optigpu.report.charts.marks import Form
 from optigpu.report.charts.svg.bars import bars
