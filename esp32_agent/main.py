@@ -98,8 +98,7 @@ def forget(*names: str) -> None:
 
 def make_agent(config: Section) -> "Agent":
     """The core on the port of this machine. Raises ConfigError and PortError."""
-    from esp32_agent.core.agent import Agent
-    from esp32_agent.core.settings import Settings
+    from esp32_agent.core.agent import Agent, Settings
 
     port = build_port(config)
     heap_free = port.board.heap_free()

@@ -4,19 +4,77 @@
 before the request that depends on it is sent, so that the agent may be cut off in any state.
 """
 
-from esp32_agent.core import message, rotation
-from esp32_agent.core.claim import DONE, REFUSED, claim, public_id
-from esp32_agent.core.encode import Writer
-from esp32_agent.core.golden import run_golden
-from esp32_agent.core.keystore import load_identity
+from esp32_agent.core import enrolment, message
+from esp32_agent.core.enrolment import DONE, REFUSED, claim, public_id
+from esp32_agent.core.keys import load_identity
+from esp32_agent.core.measuring import measure, run_golden
+from esp32_agent.core.message import Run, Writer, build
 from esp32_agent.core.queue import Queue
-from esp32_agent.core.report import Run, build
-from esp32_agent.core.retry import Backoff
 from esp32_agent.core.session import Answer, Session
-from esp32_agent.core.settings import Settings
-from esp32_agent.core.ticks import Stopwatch
-from esp32_agent.core.window import measure
+from esp32_agent.core.timing import Backoff, Stopwatch
 from esp32_agent.port.base import Port, PortError
+
+_RANGES = (
+    ("period_s", 0, 31536000),
+    ("windows", 1, 64),
+    ("window_s", 0, 3600),
+    ("warmup", 0, 10000),
+    ("heartbeat_s", 1, 86400),
+    ("timeout_s", 1, 300),
+    ("queue_bytes", 4096, 1 << 30),
+    ("batch_reports", 1, 32),
+    ("batch_bytes", 1024, 49152),
+    ("start_attempts", 1, 100),
+    ("retry_first_ms", 1, 3600000),
+    ("retry_most_ms", 1, 3600000),
+)
+
+
+class Settings:
+    """Numbers are whole; `fault` says what is wrong with them."""
+
+    def __init__(
+        self,
+        invite: str = "",
+        name: str | None = None,
+        golden: str = "golden.bin",
+        period_s: int = 3600,
+        windows: int = 5,
+        window_s: int = 10,
+        warmup: int = 5,
+        heartbeat_s: int = 300,
+        timeout_s: int = 30,
+        queue_bytes: int = 65536,
+        batch_reports: int = 8,
+        batch_bytes: int = 4096,
+        start_attempts: int = 3,
+        retry_first_ms: int = 1000,
+        retry_most_ms: int = 300000,
+    ) -> None:
+        self.invite = invite
+        self.name = name
+        self.golden = golden  # the file of golden inputs, as the storage names it
+        self.period_s = period_s  # from the start of a run to the start of the next
+        self.windows = windows
+        self.window_s = window_s
+        self.warmup = warmup
+        self.heartbeat_s = heartbeat_s
+        self.timeout_s = timeout_s  # of each step of a request
+        self.queue_bytes = queue_bytes
+        self.batch_reports = batch_reports  # in a message; the service takes 32
+        self.batch_bytes = batch_bytes  # of the reports of a message, which lies in memory as a whole
+        self.start_attempts = start_attempts  # to be given a run, before one is measured without a witness
+        self.retry_first_ms = retry_first_ms
+        self.retry_most_ms = retry_most_ms
+
+    def fault(self) -> str | None:
+        """A sentence about the first setting that is out of range; None where all are in range."""
+        for name, least, most in _RANGES:
+            value: object = getattr(self, name)
+            if not isinstance(value, int) or not least <= value <= most:
+                return f"{name} must be a whole number from {least} to {most}."
+        return None
+
 
 BOOT = "boot"
 CLAIM = "claim"
@@ -216,7 +274,7 @@ class Agent:
                 self._say_what_became_of(entry)
         self._succeed()
         self._most = self.settings.batch_reports
-        must_rotate = answer.document.get("rotate") is True or rotation.is_pending(self.port)
+        must_rotate = answer.document.get("rotate") is True or enrolment.is_pending(self.port)
         self.state = ROTATE if must_rotate else self._after_sending()
 
     def _say_what_became_of(self, entry: "dict[str, object]") -> None:
@@ -235,7 +293,7 @@ class Agent:
         self.state = self._after_sending()
 
     def _rotate(self) -> None:
-        answer = rotation.rotate(self.port, self.session)
+        answer = enrolment.rotate(self.port, self.session)
         self.note(f"key {answer.name('key_id') or answer.reason}")
         self.state = self._after_sending()
 

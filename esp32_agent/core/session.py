@@ -2,9 +2,9 @@
 
 import json
 
-from esp32_agent.core import signing
-from esp32_agent.core.keystore import Identity
-from esp32_agent.core.ticks import Stopwatch, WallClock
+from esp32_agent.core import keys
+from esp32_agent.core.keys import Identity
+from esp32_agent.core.timing import Stopwatch, WallClock
 from esp32_agent.port.base import HttpError, Port
 
 _LONGEST_WAIT_S = 3600
@@ -76,8 +76,8 @@ class Session:
         path = f"/v1/devices/{identity.device_id}{place}"
         self._sequence += 1
         time_us, firmware = self.clock.unix_us(), self._port.board.firmware_sha256
-        stamp = signing.Stamp(identity.key_id, time_us, self.boot_id, self._sequence, firmware)
-        return self.send(path, body, signing.authorization(identity.key, "POST", path, stamp, body))
+        stamp = keys.Stamp(identity.key_id, time_us, self.boot_id, self._sequence, firmware)
+        return self.send(path, body, keys.authorization(identity.key, "POST", path, stamp, body))
 
 
 def _document(media_type: str, body: bytes) -> dict[str, object]:

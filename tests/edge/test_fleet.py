@@ -24,10 +24,9 @@ import httpx
 import pytest
 
 from api import commands
-from esp32_agent.core.agent import IDLE, SEND, START, Agent
+from esp32_agent.core.agent import IDLE, SEND, START, Agent, Settings
 from esp32_agent.core.message import Item
 from esp32_agent.core.queue import Queue
-from esp32_agent.core.settings import Settings
 from esp32_agent.port import base
 from esp32_agent.port.simulator import SimulatedRunner
 from optigpu.client import Client

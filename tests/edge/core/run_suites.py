@@ -5,10 +5,7 @@ import sys
 
 SUITES = "tests.edge.core.suites."
 HELPERS = ("machine", "service", "agents")
-CORE = (
-    "ticks", "stats", "window", "golden", "signing", "encode", "retry", "keystore", "session", "log", "queue", "claim",
-    "rotation", "settings", "report", "message", "agent",
-)  # fmt: skip
+CORE = ("timing", "measuring", "keys", "session", "queue", "message", "enrolment", "agent")
 
 
 IS_SMALL = hasattr(gc, "mem_free")  # MicroPython

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esp32_agent.core.signing import hmac_sha256
-from esp32_agent.core.stats import FEWEST, Histogram
+from esp32_agent.core.keys import hmac_sha256
+from esp32_agent.core.measuring import FEWEST, Histogram
 from optigpu.statistics.intervals import fewest_for
 from tests.edge.core.run_suites import SUITES
 from tests.edge.interpreters import ROOT, compile_all, core_files, native, suite_files, wasm

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from esp32_agent.core.window import measure
+from esp32_agent.core.measuring import measure
 from esp32_agent.port.base import Http, Port, Power, RunnerError
 from esp32_agent.port.host.board import SerialBoard
 from esp32_agent.port.host.clock import HostClock

@@ -3,10 +3,10 @@
 import json
 
 from esp32_agent.core.agent import BOOT, CLAIM, IDLE, MEASURE, REPORT, SEND, START
-from esp32_agent.core.claim import DONE, LATER, REFUSED, claim, public_id
-from esp32_agent.core.keystore import load_identity
+from esp32_agent.core.enrolment import DONE, LATER, REFUSED, claim, public_id
+from esp32_agent.core.keys import load_identity
 from esp32_agent.core.session import Session
-from esp32_agent.core.ticks import Stopwatch
+from esp32_agent.core.timing import Stopwatch
 from tests.edge.core.suites.agents import agent, cycle, until
 from tests.edge.core.suites.machine import Clock, PowerCut, equal, port
 from tests.edge.core.suites.service import DEVICE, INVITE, LOGIN, LOST, PORTAL, PROBLEM, Service

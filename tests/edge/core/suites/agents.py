@@ -1,7 +1,6 @@
 """Whole agents over the service in memory, for the suites of the state machine."""
 
-from esp32_agent.core.agent import IDLE, Agent
-from esp32_agent.core.settings import Settings
+from esp32_agent.core.agent import IDLE, Agent, Settings
 from tests.edge.core.suites.machine import Clock, Storage, collect_garbage, equal, golden_file, port
 from tests.edge.core.suites.service import INVITE, Service
 

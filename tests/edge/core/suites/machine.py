@@ -5,7 +5,7 @@ And assertions that say what differs, on interpreters without pytest.
 
 import gc
 
-from esp32_agent.core import ticks
+from esp32_agent.core import timing
 from esp32_agent.port import base
 
 HOUR_US = 3600 * 1000000
@@ -19,7 +19,7 @@ class PowerCut(BaseException):
 class Clock(base.Clock):
     """Ticks that wrap at 2**30, near the wrap to begin with."""
 
-    def __init__(self, start=ticks.PERIOD - 3000000, is_set=True):
+    def __init__(self, start=timing.PERIOD - 3000000, is_set=True):
         self.now = start
         self.is_set = is_set
         self.error_us = 0
@@ -27,10 +27,10 @@ class Clock(base.Clock):
         self.slept_ms = 0
 
     def ticks_us(self):
-        return self.now % ticks.PERIOD
+        return self.now % timing.PERIOD
 
     def ticks_diff(self, later, earlier):
-        return ticks.diff(later, earlier)
+        return timing.diff(later, earlier)
 
     def sleep_ms(self, ms):
         self.slept_ms += ms

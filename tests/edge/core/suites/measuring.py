@@ -2,17 +2,16 @@
 
 import hashlib
 
-from esp32_agent.core import window
-from esp32_agent.core.golden import run_golden
-from esp32_agent.core.stats import Histogram
-from esp32_agent.core.ticks import PERIOD, Stopwatch
+from esp32_agent.core import measuring
+from esp32_agent.core.measuring import Histogram, run_golden
+from esp32_agent.core.timing import PERIOD, Stopwatch
 from esp32_agent.port.base import PortError
 from tests.edge.core.suites.machine import equal, golden_file, port, raises
 
 
 def test_each_window_holds_its_seconds_of_inference():
     here = port()
-    found = window.measure(here, 10, 5, 3)
+    found = measuring.measure(here, 10, 5, 3)
     equal(
         [(each.count, each.total_us, each.energy_uj) for each in found.windows], [(200, 10000000, 7000)] * 5
     )
@@ -23,7 +22,7 @@ def test_each_window_holds_its_seconds_of_inference():
 def test_times_are_right_where_the_ticks_wrap():
     here = port()
     here.clock.now = PERIOD - 120000
-    found = window.measure(here, 1, 2, 0)
+    found = measuring.measure(here, 1, 2, 0)
     equal((found.latency.min_us, found.latency.max_us), (50000, 50000))
     equal([each.total_us for each in found.windows], [1000000, 1000000])
 
@@ -33,7 +32,7 @@ def test_a_window_longer_than_the_ticks_period_is_summed():
     here.runner.lap_us = 60000000
     watch = Stopwatch(here.clock)
     start = here.clock.now
-    found = window.measure(here, 1800, 1, 1, watch)
+    found = measuring.measure(here, 1800, 1, 1, watch)
     equal((found.windows[0].count, found.windows[0].total_us), (30, 1800000000))
     equal(watch.us(), here.clock.now - start)
 
@@ -51,7 +50,7 @@ def test_frames_and_garbage_are_outside_of_the_times():
         here.board.collected += 1
 
     here.camera.frame, here.board.collect = frame, collect
-    found = window.measure(here, 10, 2, 1)
+    found = measuring.measure(here, 10, 2, 1)
     equal([each.total_us for each in found.windows], [10000000, 10000000])
     equal((here.camera.frames, here.board.collected), (3, 2 + 2 * (200 // 64)))
 
@@ -59,14 +58,14 @@ def test_frames_and_garbage_are_outside_of_the_times():
 def test_without_a_sensor_energy_is_unknown():
     here = port()
     here.power.uw = here.power.energy_uj = None
-    found = window.measure(here, 0, 1, 0)
+    found = measuring.measure(here, 0, 1, 0)
     equal((found.idle_uw, found.windows[0].energy_uj, here.clock.slept_ms), (None, None, 0))
 
 
 def test_a_clock_that_goes_back_is_an_error():
     here = port()
     here.runner.laps = [-5]
-    raises(PortError, window.measure, here, 1, 1, 0)
+    raises(PortError, measuring.measure, here, 1, 1, 0)
 
 
 def test_the_runners_own_clock_goes_before_the_cores():
@@ -78,10 +77,10 @@ def test_the_runners_own_clock_goes_before_the_cores():
         return 20000
 
     here.runner.invoke = timed
-    found = window.measure(here, 1, 1, 0)
+    found = measuring.measure(here, 1, 1, 0)
     equal((found.windows[0].count, found.windows[0].total_us), (50, 1000000))
     here.runner.invoke = lambda: -1
-    raises(PortError, window.measure, here, 1, 1, 0)
+    raises(PortError, measuring.measure, here, 1, 1, 0)
 
 
 def _filled(times):

@@ -5,10 +5,7 @@ import json
 
 from esp32_agent import VERSION
 from esp32_agent.core import message
-from esp32_agent.core.encode import Writer
-from esp32_agent.core.report import Run, build
-from esp32_agent.core.session import Answer
-from esp32_agent.core.signing import (
+from esp32_agent.core.keys import (
     Stamp,
     authorization,
     claim_code,
@@ -18,7 +15,9 @@ from esp32_agent.core.signing import (
     seal_rotation,
     string_to_sign,
 )
-from esp32_agent.core.window import Window, measure
+from esp32_agent.core.measuring import Window, measure
+from esp32_agent.core.message import Run, Writer, build
+from esp32_agent.core.session import Answer
 from tests.edge.core.suites.machine import equal, port
 from tests.edge.core.suites.service import JSON, PORTAL, PROBLEM
 

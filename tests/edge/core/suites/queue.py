@@ -1,7 +1,6 @@
 """The queue: order, acknowledgement, the cap, a full medium, damage, and a power cut at every byte that it writes."""
 
-from esp32_agent.core.log import FRAME, HEADER
-from esp32_agent.core.queue import Queue
+from esp32_agent.core.queue import FRAME, HEADER, Queue
 from tests.edge.core.suites.machine import PowerCut, Storage, equal
 
 

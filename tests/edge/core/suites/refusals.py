@@ -1,6 +1,6 @@
 """The state machine where the service refuses: poison goes, the rest stays, and pauses are kept."""
 
-from esp32_agent.core import rotation
+from esp32_agent.core import enrolment
 from esp32_agent.core.agent import IDLE, SEND, START
 from tests.edge.core.suites.agents import agent, cycle, one_report, until
 from tests.edge.core.suites.machine import equal
@@ -106,12 +106,12 @@ def test_a_rotation_file_that_outlived_its_rotation_is_not_used_again():
     found = until(agent(), START)
     service, storage = found.port.http, found.port.storage
     service.faults = [LOST + TIMEOUT]
-    rotation.rotate(found.port, found.session)
+    enrolment.rotate(found.port, found.session)
     left = storage.files["rotation"]
-    rotation.rotate(found.port, found.session)
+    enrolment.rotate(found.port, found.session)
     storage.files["rotation"] = left
     first = found.session.identity.key
-    equal(rotation.rotate(found.port, found.session).status, 200)
+    equal(enrolment.rotate(found.port, found.session).status, 200)
     assert found.session.identity.key != first
     equal("rotation" in storage.files, False)
 

@@ -6,7 +6,7 @@ service did it, and the answer was lost), or an answer (status, headers, body).
 
 import json
 
-from esp32_agent.core import signing
+from esp32_agent.core import keys
 from esp32_agent.port.base import Http, HttpError
 
 LOST = "lost: "
@@ -87,8 +87,8 @@ class Service(Http):
         return self._measurements(json.loads(body), body)
 
     def _claim(self, claim):
-        code = signing.claim_code(INVITE[5:])
-        proof = signing.proof(code, claim["nonce"], claim["sealed_key"], claim["board"], claim["firmware"])
+        code = keys.claim_code(INVITE[5:])
+        proof = keys.proof(code, claim["nonce"], claim["sealed_key"], claim["board"], claim["firmware"])
         if claim["invite"] != INVITE[:4] or claim["proof"] != proof:
             return self._problem(403, "The claim is refused.")
         if proof not in self.claims:
@@ -96,7 +96,7 @@ class Service(Http):
                 return self._problem(403, "The claim is refused.")
             key_id = DEVICE + ".1"
             sealed = bytes.fromhex(claim["sealed_key"])
-            self.keys[key_id] = bytes.fromhex(signing.seal(sealed, code, claim["nonce"]))
+            self.keys[key_id] = bytes.fromhex(keys.seal(sealed, code, claim["nonce"]))
             self.claims[proof] = {
                 "device_id": DEVICE,
                 "key_id": key_id,
@@ -112,10 +112,10 @@ class Service(Http):
         key = self.keys.get(fields.get("key"))
         if scheme != "OptiGPU1" or key is None:
             return "unknown key"
-        stamp = signing.Stamp(
+        stamp = keys.Stamp(
             fields["key"], int(fields["time"]), fields["boot"], int(fields["seq"]), fields["fw"]
         )
-        if signing.authorization(key, method, path, stamp, body) != header:
+        if keys.authorization(key, method, path, stamp, body) != header:
             return "signature"
         if stamp.time_us >= 1577836800000000 and abs(stamp.time_us - self.clock.true_us()) > 300000000:
             return "time"
@@ -133,7 +133,7 @@ class Service(Http):
             newest = sorted(self.keys)[-1]
             key_id = f"{DEVICE}.{int(newest[-1]) + 1}"
             sealed = bytes.fromhex(document["sealed_key"])
-            self.keys[key_id] = bytes.fromhex(signing.seal_rotation(sealed, self.keys[newest], nonce))
+            self.keys[key_id] = bytes.fromhex(keys.seal_rotation(sealed, self.keys[newest], nonce))
             self.rotations[nonce] = {"key_id": key_id}
             self.rotate = False
         return self._ok(200, self.rotations[nonce])
@@ -154,7 +154,7 @@ class Service(Http):
         report = entry["report"]
         identity = (report["boot_id"], report["sequence"])
         raw = _raw(body, identity)
-        digest = signing.sha256_hex(raw)
+        digest = keys.sha256_hex(raw)
         is_known = identity in self.reports
         state = "accepted"
         if is_known and self.reports[identity] != digest:

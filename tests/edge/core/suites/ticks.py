@@ -2,7 +2,7 @@
 
 import time
 
-from esp32_agent.core.ticks import PERIOD, Stopwatch, WallClock, add, diff
+from esp32_agent.core.timing import PERIOD, Stopwatch, WallClock, add, diff
 from tests.edge.core.suites.machine import EPOCH_US, Clock, equal
 
 
