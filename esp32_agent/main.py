@@ -23,7 +23,6 @@ LOADING_BYTES = 4096
 BATCH_BYTES = 4096
 BUILDERS = (
     "esp32_agent.port.micropython.build",
-    "esp32_agent.port.unix.build",
     "esp32_agent.port.parts",
     "esp32_agent.port.files",
 )
@@ -127,7 +126,7 @@ def build_port(config: Section) -> Port:
     elif sys.platform == "esp32":
         from esp32_agent.port.micropython.build import build
     else:
-        from esp32_agent.port.unix.build import build
+        from esp32_agent.port.unix import build
     return build(config)
 
 

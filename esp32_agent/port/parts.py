@@ -2,9 +2,8 @@
 
 import esp32_agent
 from esp32_agent.port import files
-from esp32_agent.port.base import Clock, Power, Runner
+from esp32_agent.port.base import Clock, FixedInput, Power, Runner
 from esp32_agent.port.http import HttpClient, Wire
-from esp32_agent.port.inputs import FixedInput
 from esp32_agent.section import ConfigError, Section
 
 TYPE_CHECKING = False
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from esp32_agent.port.ina import Bus
+    from esp32_agent.port.power import Bus
 
 
 def http_client(
@@ -41,17 +40,12 @@ def power(config: Section, clock: Clock, open_bus: "Callable[[Section], Bus] | N
         return Power()
     if open_bus is None:
         raise ConfigError("This machine has no I2C bus: set `power.sensor` to none.")
-    from esp32_agent.port.energy import SensorPower
+    from esp32_agent.port.power import Ina219, Ina226, SensorPower
 
-    bus = open_bus(settings)
-    wiring = (bus, settings.address, settings.shunt_uohm, settings.max_ma)
-    if settings.sensor == "ina219":
-        from esp32_agent.port.ina219 import Ina219
-
-        return SensorPower(Ina219(*wiring), clock)
-    from esp32_agent.port.ina226 import Ina226
-
-    return SensorPower(Ina226(*wiring), clock)
+    chip = Ina219 if settings.sensor == "ina219" else Ina226
+    return SensorPower(
+        chip(open_bus(settings), settings.address, settings.shunt_uohm, settings.max_ma), clock
+    )
 
 
 def fixed_input(config: Section, runner: Runner) -> FixedInput:

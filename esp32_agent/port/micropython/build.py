@@ -4,9 +4,7 @@ import os
 
 from esp32_agent.port import parts
 from esp32_agent.port.base import Camera, Clock, Port, Runner
-from esp32_agent.port.micropython.board import Esp32Board
-from esp32_agent.port.micropython.clock import BoardClock, set_rtc
-from esp32_agent.port.micropython.storage import FlashStorage
+from esp32_agent.port.micropython.board import BoardClock, Esp32Board, FlashStorage, set_rtc
 from esp32_agent.port.micropython.wifi import WiFi
 from esp32_agent.port.micropython.wire import SocketWire, tls_context
 from esp32_agent.section import ConfigError, Section

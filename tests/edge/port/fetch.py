@@ -14,7 +14,7 @@ def fetch(url, authority, method, body_bytes, timeout_s):
     if sys.implementation.name == "micropython":
         import esp32_agent.port.micropython.wire as wire
     else:
-        import esp32_agent.port.host.wire as wire
+        import esp32_agent.port.host.build as wire
     context = None if authority == "-" else wire.tls_context(authority)
     client = HttpClient(url, wire.SocketWire, context)
     headers = {"Content-Type": "application/json", "Authorization": "OptiGPU1 key=k"}

@@ -12,26 +12,26 @@ IS_BOARD = sys.implementation.name == "micropython"
 
 
 def ask_time(port, timeout_s):
-    from esp32_agent.port import ntp
+    from esp32_agent.port.micropython import board
 
     if IS_BOARD:
-        from esp32_agent.port.micropython.clock import BoardClock as Clock
+        from esp32_agent.port.micropython.board import BoardClock as Clock
     else:
-        from esp32_agent.port.host.clock import HostClock as Clock
+        from esp32_agent.port.host.build import HostClock as Clock
     try:
-        print(ntp.ask("127.0.0.1", int(port), Clock(), os.urandom(8), int(timeout_s)))
+        print(board.ask("127.0.0.1", int(port), Clock(), os.urandom(8), int(timeout_s)))
     except OSError:
         print("OSError")
 
 
 def storage_in(folder):
     if IS_BOARD:
-        from esp32_agent.port.micropython.storage import FlashStorage
+        from esp32_agent.port.micropython.board import FlashStorage
 
         return FlashStorage(folder)
     from pathlib import Path
 
-    from esp32_agent.port.host.storage import FileStorage
+    from esp32_agent.port.host.build import FileStorage
 
     return FileStorage(Path(folder))
 

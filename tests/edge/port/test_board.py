@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from esp32_agent.port import files, ntp
+from esp32_agent.port import files
 from esp32_agent.port.base import CameraError, RunnerError
 from esp32_agent.port.files import golden_input
-from esp32_agent.port.host import v4l2
-from esp32_agent.port.host.folder import FolderInput
+from esp32_agent.port.host import cameras
+from esp32_agent.port.host.cameras import FolderInput
+from esp32_agent.port.micropython import board
 from esp32_agent.port.micropython import wifi as board_wifi
 from esp32_agent.port.micropython.board import Esp32Board
 from esp32_agent.port.micropython.wifi import JOIN_MS, WiFi
@@ -27,7 +28,7 @@ from tests.edge.tools import micropython
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = Path(__file__).with_name("on_device.py")
 NOW_S = 1_800_000_000
-NTP_S = NOW_S + ntp.SECONDS_1900_TO_1970
+NTP_S = NOW_S + board.SECONDS_1900_TO_1970
 HALF = (2**31).to_bytes(4, "big")  # of a second
 
 
@@ -116,7 +117,7 @@ NONCE = b"8 bytes!"
     ],
 )
 def test_an_answer_that_is_no_time_is_none(answer: bytes) -> None:
-    assert ntp.read_packet(answer, NONCE) is None
+    assert board.read_packet(answer, NONCE) is None
 
 
 class Wlan(board_wifi.Wlan):
@@ -295,7 +296,7 @@ def test_the_ioctl_numbers_and_layouts_are_the_kernels(tmp_path: Path) -> None:
     for line in printed.splitlines():
         name, value = line.split()
         structure, _, member = name.partition(".")
-        ours = getattr(v4l2, structure)
+        ours = getattr(cameras, structure)
         assert (getattr(ours, member).offset if member else ours) == int(value), name
 
 

@@ -16,8 +16,8 @@ import pytest
 from esp32_agent.config import read
 from esp32_agent.main import main
 from esp32_agent.port.base import Storage
-from esp32_agent.port.host.storage import FileStorage
-from esp32_agent.port.micropython.storage import FlashStorage
+from esp32_agent.port.host.build import FileStorage
+from esp32_agent.port.micropython.board import FlashStorage
 from esp32_agent.section import ConfigError
 from tests.edge.tools import micropython
 

@@ -4,15 +4,12 @@ import errno
 
 import pytest
 
-from esp32_agent.port import ina
+from esp32_agent.port import power
 from esp32_agent.port.base import Clock, PortError
-from esp32_agent.port.energy import SensorPower
-from esp32_agent.port.ina import InaSensor
-from esp32_agent.port.ina219 import Ina219
-from esp32_agent.port.ina226 import Ina226
+from esp32_agent.port.power import Ina219, Ina226, InaSensor, SensorPower
 
 
-class Bus(ina.Bus):
+class Bus(power.Bus):
     """As machine.I2C, with chips at addresses."""
 
     def __init__(self, **chips: "Chip") -> None:

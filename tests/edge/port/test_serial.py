@@ -13,12 +13,9 @@ from pathlib import Path
 import pytest
 
 from esp32_agent.core.measuring import measure
-from esp32_agent.port.base import Http, Port, Power, RunnerError
-from esp32_agent.port.host.board import SerialBoard
-from esp32_agent.port.host.clock import HostClock
-from esp32_agent.port.host.storage import FileStorage
-from esp32_agent.port.host.tty import TtyLine
-from esp32_agent.port.inputs import FixedInput
+from esp32_agent.port.base import FixedInput, Http, Port, Power, RunnerError
+from esp32_agent.port.host.build import FileStorage, HostClock, SerialBoard
+from esp32_agent.port.host.runners import TtyLine
 from esp32_agent.port.micropython.wifi import Wired
 from esp32_agent.port.serial_runner import SerialRunner
 
