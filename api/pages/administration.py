@@ -30,7 +30,7 @@ from api.pages.view import (
     form_of,
 )
 from api.problems import ProblemError, from_store, request_id
-from api.routes.operations import create_webhook, delete_webhook
+from api.routes.operations import create_webhook, delete_alert, delete_webhook
 from api.service import Service
 from optigpu.documents.administration import (
     AlertKind,
@@ -225,11 +225,9 @@ def make_alert(posted: AdministratorPosted) -> Response:
 
 
 @router.post("/alerts/{id}/delete")
-def delete_alert(rule_id: Id, posted: AdministratorPosted) -> Response:
+def remove_alert(rule_id: Id, posted: AdministratorPosted) -> Response:
     """The rule fires no more."""
-    with posted.service.database.write() as session:
-        removed = alerts.remove(session, rule_id)
-        audit.write(session, posted.who.actor, AuditAction.ALERT_DELETED, rule_id, {"label": removed.label})
+    delete_alert(rule_id, posted.service, posted.who)
     return posted.view.sent_to("/alerts")
 
 
