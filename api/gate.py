@@ -74,7 +74,7 @@ logger = structlog.stdlib.get_logger("api.gate")
 
 
 class RateLimiter:
-    """A moving window for each identity. `rate` is written like "600/minute".
+    """A moving window for each identity, in memory or in Redis. `rate` is written like "600/minute".
 
     While Redis is away each process counts for itself, so that a service without its broker still answers.
     """
@@ -139,7 +139,10 @@ WRITE_EVERY_S = 60.0
 
 
 class KeyUses:
-    """The uses that are not written yet. If the process dies, the last minute of them is lost."""
+    """When each key was last used: noted in memory, written once a minute, so that no request waits for a write.
+
+    If the process dies, the last minute is lost.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

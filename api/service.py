@@ -38,7 +38,8 @@ Ring = tuple[str, DeviceKind]
 
 
 class Doorbell:
-    """Notifies workers through Redis. Without a broker it does nothing, because the embedded worker polls."""
+    """Notifies workers through Redis, from a thread of its own: no answer waits for it. Without a broker it does
+    nothing, because the embedded worker polls."""
 
     def __init__(self, redis_url: str | None) -> None:
         self._url = redis_url

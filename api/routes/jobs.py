@@ -31,7 +31,10 @@ from optigpu.workloads import WORKLOADS
 
 @dataclass(frozen=True)
 class Posting:
-    """What one caller does with jobs. `span` is the address of the request's span, if it is traced."""
+    """What one caller does with jobs, however the request came: as JSON, by a form, or from a program that talks.
+
+    `span` is the address of the request's span, if it is traced.
+    """
 
     service: Service
     who: Caller

@@ -28,7 +28,10 @@ PIECE_NUMBERS = 4096
 
 
 def samples_text(database: Database, result_id: str, names: Sequence[str]) -> Iterator[str]:
-    """The JSON of a SamplesView. Each metric is read in its own session: a slow reader holds none."""
+    """The JSON of a SamplesView, in pieces: a long run has millions of samples.
+
+    Each metric is read in its own session: a slow reader holds none.
+    """
     yield f'{{"result_id": {json.dumps(result_id)}, "samples": {{'
     for number, name in enumerate(names):
         with database.read() as session:

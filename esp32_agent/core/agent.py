@@ -31,7 +31,7 @@ _RANGES = (
 
 
 class Settings:
-    """Numbers are whole; `fault` says what is wrong with them."""
+    """The configuration, as far as it is the core's. Numbers are whole; `fault` says what is wrong with them."""
 
     def __init__(
         self,

@@ -121,7 +121,10 @@ INA219_OVERFLOW = 0x0001
 
 
 class Ina219(InaSensor):
-    """Reading the power register clears INA219_READY. Bit 0 of the calibration is always 0."""
+    """12 bits, a shunt of up to 320 mV, 128 averaged samples of each voltage in 136 ms.
+
+    Reading the power register clears INA219_READY. Bit 0 of the calibration is always 0.
+    """
 
     source = "ina219"
     SCALE = 40_960_000_000_000
@@ -162,7 +165,10 @@ INA226_OVERFLOW = 0x0004
 
 
 class Ina226(InaSensor):
-    """Reading MASK_ENABLE clears INA226_READY."""
+    """16 bits, a shunt of up to 81 mV, 64 averaged samples of each voltage in 141 ms.
+
+    Reading MASK_ENABLE clears INA226_READY.
+    """
 
     source = "ina226"
     SCALE = 5_120_000_000_000
