@@ -171,18 +171,6 @@ class Camera:
         raise NotImplementedError
 
 
-class FixedInput(Camera):
-    """One and the same input: the first golden one."""
-
-    name = "fixed"
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def frame(self) -> bytes:
-        return self._data
-
-
 class Board:
     """The board itself."""
 

@@ -2,8 +2,9 @@
 
 import esp32_agent
 from esp32_agent.port import files
-from esp32_agent.port.base import Clock, FixedInput, Power, Runner
+from esp32_agent.port.base import Clock, Power, Runner
 from esp32_agent.port.http import HttpClient, Wire
+from esp32_agent.port.inputs import FixedInput
 from esp32_agent.section import ConfigError, Section
 
 TYPE_CHECKING = False

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from esp32_agent.core.measuring import measure
-from esp32_agent.port.base import FixedInput, Http, Port, Power, RunnerError
+from esp32_agent.port.base import Http, Port, Power, RunnerError
 from esp32_agent.port.host.build import FileStorage, HostClock, SerialBoard
 from esp32_agent.port.host.runners import TtyLine
+from esp32_agent.port.inputs import FixedInput
 from esp32_agent.port.micropython.wifi import Wired
 from esp32_agent.port.serial_runner import SerialRunner
 
