@@ -34,10 +34,10 @@ from optigpu.documents.devices import (
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.fit import predict
 from optigpu.hardware.boards import Board, board
-from optigpu.store import device_reports, devices, edge_models
+from optigpu.store import devices, edge_reports
 from optigpu.store.database import Session
-from optigpu.store.device_reports import JudgedReport, StartedRun
 from optigpu.store.devices import DeviceRequest, Entered
+from optigpu.store.edge_reports import JudgedReport, StartedRun
 from optigpu.vocabulary import Frozen
 
 MOST_REPORTS = 32
@@ -346,7 +346,7 @@ def microseconds(at: datetime) -> int:
 
 def _answer(session: Session, request: DeviceRequest, device: Entered, sent: SentReport) -> ReportAnswer:
     report = sent.report
-    known = device_reports.answered(session, request.device_id, report)
+    known = edge_reports.answered(session, request.device_id, report)
     if known is not None:
         return known
     judgement = judge(report, _evidence(session, request, device, sent))
@@ -358,7 +358,7 @@ def _answer(session: Session, request: DeviceRequest, device: Entered, sent: Sen
         reasons=judgement.reasons,
         flags=judgement.flags,
     )
-    return device_reports.add(session, request, judged)
+    return edge_reports.add_report(session, request, judged)
 
 
 def _evidence(session: Session, request: DeviceRequest, device: Entered, sent: SentReport) -> Evidence:
@@ -369,7 +369,7 @@ def _evidence(session: Session, request: DeviceRequest, device: Entered, sent: S
         device_board=device.board,
         clock_synchronised=request.clock_synchronised,
         waited_us=sent.waited_us,
-        run=device_reports.run_of(session, request.device_id, report.run_id) if report.run_id else None,
-        manifest=edge_models.manifest_of(session, report.model_sha256),
+        run=edge_reports.run_of(session, request.device_id, report.run_id) if report.run_id else None,
+        manifest=edge_reports.manifest_of(session, report.model_sha256),
         board=board(report.board),
     )

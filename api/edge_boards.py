@@ -1,6 +1,6 @@
 """The edge leaderboard: boards of the devices that ran one model's file with inputs of one source in one runner, each
 ranked by one metric. A figure has its spread over the run's windows, or the reason why there is none.
-`store/edge_standings.py` has the reports that stand."""
+`store/edge_reports.py` has the reports that stand."""
 
 import math
 from collections import Counter
@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from optigpu.documents.devices import InputSource, RunnerName
-from optigpu.documents.edge import (
+from optigpu.documents.devices import (
     EDGE_METRICS,
     CostAssumptions,
     EdgeBoard,

@@ -17,9 +17,9 @@ from fastapi.security.utils import get_authorization_scheme_param
 from api.problems import ProblemError
 from api.settings import ServiceSettings
 from optigpu.documents.administration import AuditAction
-from optigpu.store import audit, keys, revisions
+from optigpu.store import audit, keys
 from optigpu.store.audit import Actor
-from optigpu.store.database import Database, Session
+from optigpu.store.database import Database, Part, Revisions, Session, current_revisions
 from optigpu.store.keys import KeyInfo, Scope
 from optigpu.vocabulary import utc_now
 

@@ -20,8 +20,8 @@ from api.problems import ProblemError, summary
 from api.service import ServiceDep
 from optigpu.documents.events import Estimated, PlannedVariant
 from optigpu.documents.fields import MOST_ERRORS, WHOLE, FieldsError, fields_of, line, unknown
-from optigpu.documents.older import RUN_FORMAT, RunDocument
 from optigpu.documents.queries import PRINTABLE
+from optigpu.documents.versions import RUN_FORMAT, RunDocument
 from optigpu.hub_organisations import hub_refusal
 from optigpu.job.measured import unplanned
 from optigpu.job.plan import variants_of

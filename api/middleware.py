@@ -18,7 +18,7 @@ from api.metrics import Metrics
 from api.problems import ProblemError, from_store, problem_response
 from api.rendering import is_known, tag_of
 from optigpu.proxies import is_loopback
-from optigpu.store.revisions import Part
+from optigpu.store.database import Part
 from optigpu.tracing import Span, SpanKind, Tracing
 from optigpu.vocabulary import StoreError, new_id
 

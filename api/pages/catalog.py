@@ -15,14 +15,13 @@ from api.pages.figures import FigureText
 from api.pages.view import Asked, Plain, ReaderView
 from api.routes.edge_leaderboard import edge_grids
 from api.routes.operations import catalog_of
-from optigpu.documents.devices import DeviceReportView, DeviceView
-from optigpu.documents.edge import EdgeMetric
+from optigpu.documents.devices import DeviceReportView, DeviceView, EdgeMetric
 from optigpu.documents.queries import Text
 from optigpu.hardware.boards import boards as catalog
 from optigpu.hardware.catalog import HardwareKind
 from optigpu.report.catalog import parameters_text, technique_fact
 from optigpu.report.numbers import ratio
-from optigpu.store import device_reports, devices, filters, queue, tallies, workers
+from optigpu.store import devices, edge_reports, filters, queue, tallies, workers
 from optigpu.store.database import Session
 from optigpu.store.tallies import MeasuredGain
 from optigpu.techniques import TECHNIQUES
@@ -141,5 +140,5 @@ def read_devices(view: ReaderView, asked: Annotated[DevicesAsked, Query()]) -> R
 
 
 def _last(session: Session, device: DeviceView) -> DeviceReportView | None:
-    reports = device_reports.list_(session, device.id, limit=1).reports
+    reports = edge_reports.list_reports(session, device.id, limit=1).reports
     return reports[0] if reports else None

@@ -19,9 +19,9 @@ from api.problems import ProblemError
 from api.routes.leaderboard import MetricName
 from optigpu.claims.matching import Measured, from_leaderboard, from_results, says_too_little
 from optigpu.claims.model import Book, Plausibility, baselines
-from optigpu.documents.older import current
 from optigpu.documents.queries import LeaderboardQuery, Text
 from optigpu.documents.result import Attribution
+from optigpu.documents.versions import current
 from optigpu.documents.views import Comparison, Decision, LeaderboardRow
 from optigpu.report.catalog import job_title
 from optigpu.report.charts import CHARTS, Report

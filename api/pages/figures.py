@@ -16,8 +16,8 @@ from api.auth import Reader
 from api.inputs import Id, Uuid
 from api.rendering import EXPORT_POLICY, metric_heading, variant_line
 from api.service import ServiceDep
-from optigpu.documents.older import current
 from optigpu.documents.result import Gain, MetricSummary
+from optigpu.documents.versions import current
 from optigpu.report.charts.svg.markup import element, shortened, text, text_width
 from optigpu.report.charts.svg.picture import FAMILY, png
 from optigpu.report.numbers import ratio, short, with_interval

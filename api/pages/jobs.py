@@ -31,12 +31,12 @@ from optigpu.documents.fields import WHOLE
 from optigpu.documents.result import Attribution, MetricSummary
 from optigpu.documents.views import JobView, VariantView
 from optigpu.job.estimate import spoken
-from optigpu.job.replay import replay_request
+from optigpu.job.measured import replay_request
 from optigpu.job.spec import Tag
 from optigpu.report.brief import brief_grid, headline
 from optigpu.report.formats import Grid
 from optigpu.report.rows import Row, rows_of
-from optigpu.store import events, jobs, results, unserved, workers
+from optigpu.store import events, jobs, prospects, results, workers
 from optigpu.store.database import Session
 from optigpu.store.keys import Scope
 from optigpu.vocabulary import (

@@ -29,7 +29,7 @@ from api.pages.figures import (
 )
 from api.pages.view import Asked, ReaderView
 from api.rendering import metric_heading
-from optigpu.documents.older import current, facts_of
+from optigpu.documents.versions import current, facts_of
 from optigpu.documents.views import Baseline, History, HistoryPoint
 from optigpu.job.measured import replay_request
 from optigpu.job.spec import JobSpec

@@ -27,7 +27,7 @@ from api.service import Service, ServiceDep
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.devices import DevicePage, DeviceReportPage, DeviceView, EdgeModelView
 from optigpu.documents.manifest import ModelManifest
-from optigpu.store import audit, device_reports, devices, edge_models
+from optigpu.store import audit, devices, edge_reports
 from optigpu.store.audit import Actor
 from optigpu.vocabulary import Frozen
 
@@ -209,7 +209,7 @@ def add_edge_model(
     """
     manifest = strict_document(body, ModelManifest)
     with service.database.write() as session:
-        added = edge_models.add(session, manifest)
+        added = edge_reports.add_model(session, manifest)
         if added.created:
             audit.write(session, who.actor, AuditAction.EDGE_MODEL_ADDED, manifest.sha256)
     response.status_code = 201 if added.created else 200
@@ -220,4 +220,4 @@ def add_edge_model(
 def list_edge_models(service: ServiceDep, _: Reader) -> EdgeModels:
     """Each model's manifest, the newest first."""
     with service.database.read() as session:
-        return EdgeModels(models=tuple(edge_models.list_(session)))
+        return EdgeModels(models=tuple(edge_reports.list_models(session)))

@@ -15,24 +15,26 @@ from api.openapi import GUARDED
 from api.problems import ProblemError, summary
 from api.routes.leaderboard import PAGE, Form, accepted, next_cursor, query_word, written
 from api.service import ServiceDep
-from optigpu.documents.devices import DeviceSource, InputSource, RunnerName
-from optigpu.documents.edge import (
+from optigpu.documents.devices import (
     LIFETIME_YEARS,
     CostAssumptions,
+    DeviceSource,
     EdgeBoard,
     EdgeFigure,
     EdgeMetric,
     EdgePage,
     EdgeRow,
     EdgeWorkerRow,
+    InputSource,
     Likeness,
+    RunnerName,
 )
 from optigpu.documents.fields import Entry, unknown
 from optigpu.documents.queries import Text
 from optigpu.hardware.boards import boards as catalog
 from optigpu.report.formats import Column, Grid, columns, csv_text, tabulated
 from optigpu.report.numbers import MISSING, scaled, short
-from optigpu.store import edge_standings
+from optigpu.store import edge_reports
 from optigpu.store.database import Session
 from optigpu.vocabulary import Document, Frozen
 

@@ -22,12 +22,11 @@ from api.openapi import GUARDED
 from api.problems import ProblemError, summary
 from api.service import ServiceDep, service_of
 from optigpu.backends import BACKENDS
-from optigpu.documents.edge import EdgePage
+from optigpu.documents.devices import EdgePage
 from optigpu.documents.fields import Entry, unknown
 from optigpu.documents.queries import LeaderboardQuery
 from optigpu.documents.views import LeaderboardPage
-from optigpu.models.presets import IMAGE_PRESETS, PRESETS
-from optigpu.models.reference import BUNDLED
+from optigpu.models.reference import BUNDLED, IMAGE_PRESETS, PRESETS
 from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grids
 from optigpu.store import filters, leaderboard, workers
 from optigpu.store.database import Session

@@ -19,7 +19,7 @@ from api.service import ServiceDep
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.result import Attribution, Result
 from optigpu.documents.views import ArtifactsView, Comparison, History, SamplesView, WithdrawalView, Withdrawn
-from optigpu.store import artifacts, audit, jobs, results, withdrawals
+from optigpu.store import audit, jobs, results, withdrawals
 from optigpu.store.database import Database
 from optigpu.vocabulary import Frozen
 
