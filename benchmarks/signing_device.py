@@ -1,4 +1,4 @@
-"""A device that signs, for tests and the benchmark of forged reports: from docs/devices.md, without the API's code."""
+"""A device that signs, for tests and the benchmark of forged reports: from docs/edge.md, without the API's code."""
 
 import hashlib
 import hmac

@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 GETTING_STARTED, SERVICE, LIBRARY, ADD_A_TECHNIQUE, SETTINGS = (
     ROOT / "docs" / f"{name}.md"
-    for name in ("getting-started", "service", "library", "add-a-technique", "settings")
+    for name in ("start", "service", "library", "add-a-technique", "settings")
 )
 PAGES = [
     README,
