@@ -16,7 +16,7 @@ _NAMES = """
     TEST_WASM URL WALL_METER WEBHOOK_ALLOWED_HOSTS
 """
 KNOWN = tuple(PREFIX + name for name in _NAMES.split())
-"""Every row of the table in docs/settings.md, of whichever program."""
+"""Every row of the table in docs/service.md, of any program."""
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
@@ -26,6 +26,6 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
         whole = name.upper()
         if whole.startswith(PREFIX) and whole not in KNOWN:
             close = get_close_matches(whole, KNOWN, n=1)
-            meant = f"did you mean {close[0]}?" if close else "docs/settings.md lists those that there are."
+            meant = f"did you mean {close[0]}?" if close else "docs/service.md lists all settings."
             found.append(f"{name} is not a setting and changes nothing; {meant}")
     return found

@@ -6,15 +6,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-GETTING_STARTED, SERVICE, LIBRARY, ADD_A_TECHNIQUE, SETTINGS = (
-    ROOT / "docs" / f"{name}.md"
-    for name in ("start", "service", "library", "add-a-technique", "settings")
+START, SERVICE, LIBRARY, ADD = (
+    ROOT / "docs" / f"{name}.md" for name in ("start", "service", "library", "add")
 )
-PAGES = [
-    README,
-    *(page for folder in ("docs", "docs/guides") for page in sorted((ROOT / folder).glob("*.md"))),
-]
-"""The pages for people who use OptiGPU or change it. Decisions and results are about what was done."""
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+"""The pages for people who use OptiGPU or change it, without decisions and results."""
 
 
 def blocks(page: Path, language: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Hooks of MkDocs: pages that the site has and the repository needs as files alone.
 
-A link from docs/ to a source file leads to a page with that source. A link to a folder leads to a list of its pages.
-The reference of the library has an entry for each public name.
+A link from docs/ to a source file leads to a page with that source. The tables of techniques and of metrics and the
+reference of the library, with an entry for each public name, are made from the code.
 """
 
 import logging
@@ -15,6 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from optigpu.exports import EXPORTS
+from tools.reference_pages import metrics_page, techniques_page
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -29,6 +30,8 @@ FURTHER = (
 )
 """What the library's pages name beside the public names."""
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+LISTED = ("decisions/", "results/")
+"""Folders whose README.md lists their pages."""
 LANGUAGES = {".py": "python", ".toml": "toml", ".cpp": "cpp", ".h": "cpp"}
 
 
@@ -42,9 +45,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages."""
-    files.append(File.generated(config, REFERENCE, content=reference()))
-    for folder in sorted(_linked_folders()):
-        files.append(File.generated(config, f"{folder}/README.md", content=_list_of(folder)))
+    made = {REFERENCE: reference(), "techniques.md": techniques_page(), "metrics.md": metrics_page()}
+    for place, content in made.items():
+        files.append(File.generated(config, place, content=content))
     for source in sorted(_linked_sources()):
         files.append(File.generated(config, _page_of(source), content=_shown(ROOT / source)))
     config.nav = with_the_others(
@@ -54,9 +57,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def with_the_others(nav: list[object], pages: Sequence[str]) -> list[object]:
-    """The navigation with a section "More" of the pages that it does not name; a folder's list names a decision."""
+    """The navigation with a section "More" of the pages that it does not name, but for those of LISTED."""
     named = set(_named(nav))
-    others = sorted(page for page in pages if page not in named and not page.startswith("decisions/"))
+    others = sorted(page for page in pages if page not in named and not page.startswith(LISTED))
     return [*nav, {"More": others}] if others else nav
 
 
@@ -72,7 +75,7 @@ def _named(nav: object) -> Iterator[str]:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Leads links that leave docs/, or end at a folder, to the generated pages."""
+    """Leads links that leave docs/ to the pages with sources."""
     here = Path(page.file.src_uri).parent
 
     def led(found: re.Match[str]) -> str:
@@ -83,7 +86,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         if place.startswith("../"):
             target = _page_of(place.removeprefix("../"))
             return f"]({os.path.relpath(target, here)}{heading})"
-        return f"]({path.rstrip('/')}/README.md)" if (DOCS / place).is_dir() else found[0]
+        return found[0]
 
     return markdown if page.file.src_uri.startswith(SOURCES) else LINK.sub(led, markdown)
 
@@ -120,12 +123,6 @@ def _linked_sources() -> set[str]:
     return {path for path in _links() if not path.startswith("docs/") and (ROOT / path).is_file()}
 
 
-def _linked_folders() -> set[str]:
-    """Folders of docs/ without a page of their own."""
-    folders = {path.removeprefix("docs/") for path in _links() if (ROOT / path).is_dir()}
-    return {folder for folder in folders if not (DOCS / folder / "README.md").exists()}
-
-
 def _page_of(source: str) -> str:
     return f"{SOURCES}/{source}.md"
 
@@ -134,12 +131,3 @@ def _shown(path: Path) -> str:
     language = LANGUAGES.get(path.suffix, "text")
     text = path.read_text(encoding="utf-8")
     return f"# {path.relative_to(ROOT)}\n\n`````{language}\n{text}`````\n"
-
-
-def _list_of(folder: str) -> str:
-    """The titles of a folder's pages."""
-    pages = sorted((DOCS / folder).glob("*.md"))
-    titles = [(page.name, page.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")) for page in pages]
-    return "\n".join(
-        [f"# {folder.capitalize()}", "", *(f"- [{title}]({name})" for name, title in titles), ""]
-    )

@@ -20,11 +20,12 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs" / "results"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compiles, writes kernels.md and kernels.json, and prints the faults."""
+    """Compiles, writes kernels.json, and prints the faults."""
     parser = argparse.ArgumentParser(prog="python -m tools.kernel_table", description=__doc__)
     parser.add_argument(
         "--output", type=Path, default=FOLDER, help="the folder to write to (default: docs/results)"
     )
+    parser.add_argument("--page", type=Path, help="a file for the table as Markdown")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="default: 2")
     parser.add_argument(
         "--published", type=Path, help="a kernels.json: what it has of the same kernels is not compiled again"
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "kernels.json").write_text(json.dumps(document(found), indent=1) + "\n", "utf-8")
-    (options.output / "kernels.md").write_text(page(found), "utf-8")
+    if options.page:
+        options.page.write_text(page(found), "utf-8")
     wrong = [_sentence(row, fault) for row in found for fault in row.faults]
     for sentence in wrong:
         console(stderr=True).print(sentence, markup=False)

@@ -1,8 +1,6 @@
-"""The reference pages under docs/, written from the code: `python -m tools.reference_pages docs`."""
+"""The pages of techniques and of metrics, made from the code for the documentation's site (tools/docs_site.py)."""
 
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from optigpu.hardware.device_kinds import KINDS
 from optigpu.report.catalog import parameters_text, technique_fact
@@ -59,7 +57,7 @@ def metrics_page() -> str:
 
 
 def _devices() -> str:
-    """What each kind of device lacks, and which techniques therefore do not run there."""
+    """The abilities that each kind of device lacks, and the techniques that therefore do not run there."""
     kinds = (
         (
             f"`{device}`",
@@ -116,23 +114,23 @@ _SUMMARY_FIELDS = (
     (
         "`p90_upper`, `p95_upper`, `p99_upper`",
         "the upper 95% bound of the percentile, over processes, others than the measured ones included. It needs two "
-        "processes with 64, 130 and 662 requests each, more where neighbouring requests resemble each other",
+        "processes with 64, 130 and 662 requests each, more where requests are autocorrelated",
     ),
     ("`reason`", "why the value, its interval, a percentile or a bound is null"),
 )
 
 _TECHNIQUES_WORDS = """\
-"Compared with" is the reference for what a technique buys alone. Each part of "expected" begins with what it rests on:
+"Compared with" is the reference for the gain of a technique alone. Each part of "expected" names its basis first:
 
-- **literature**: a publication reports it; the source of the row, or the one that is named.
+- **literature**: a publication reports it: the source of the row, or the named one.
 - **arithmetic**: it follows from counting bytes or operations.
-- **measured here**: OptiGPU measured it; the page that is linked says how and on what.
-- **aim**: neither; it is what we expect, and `optigpu ladder` measures it on your machine.
+- **measured here**: OptiGPU measured it; the linked page says how and on which machine.
+- **aim**: we expect it, and `optigpu ladder` measures it on your machine.
 """
 
 
 _DEVICES_WORDS = """\
-[Other devices](other-devices.md) says what `rocm`, `xpu` and `mps` are, and that nothing has run on them. Some
+[Other devices](gpu-box.md#other-devices) describes `rocm`, `xpu` and `mps`, on which nothing has run. Some
 parameters need more than their technique does: `mixed_precision` in float16 needs a scaled loss, a mode of
 `torch_compile` that records graphs needs recorded graphs, `activation_offload` to the host needs memory apart from it,
 a named kernel of `fused_attention` a choice of kernels, and `qlora` with the base int4 OptiGPU's own kernels.
@@ -149,12 +147,3 @@ def _expected(part: Document) -> str:
 
 def _table(headings: Sequence[str], rows: Iterable[tuple[str, ...]]) -> str:
     return markdown(Grid("", columns(*headings), tuple(rows)))
-
-
-def write_pages(folder: Path) -> None:
-    (folder / "techniques.md").write_text(techniques_page())
-    (folder / "metrics.md").write_text(metrics_page())
-
-
-if __name__ == "__main__":
-    write_pages(Path(sys.argv[1]))

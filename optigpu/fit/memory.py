@@ -1,7 +1,7 @@
 """Predicts the peak of a device's memory while a decoder generates: weights, key-value cache, activations. Nothing is
 loaded. Weights are counted by `optigpu.models.described` and the techniques' hook `stored`, the cache by the shapes of
 the model, and activations by what transformers' forward passes hold at their widest points: in the MLP of the last
-block, in its attention, at the head, and while a cache grows. docs/fit.md has the errors against measured peaks."""
+block, in its attention, at the head, and while a cache grows. docs/choose.md has the errors against measured peaks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -205,7 +205,7 @@ def energy_domains(root: Path = ROOT) -> list[tuple[str, Path]]:
     if not packages:
         raise SensorError(
             "This machine has no energy counter of its CPU (no RAPL package in /sys/class/powercap), like most virtual "
-            "machines; measure energy on a host that has one, or with a wall meter (docs/energy.md)."
+            "machines; measure energy on a host that has one, or with a wall meter (docs/measure.md)."
         )
     return [(name, folder / zone) for zone, name in sorted((packages | memories).items())]
 
@@ -233,7 +233,7 @@ def _text(path: Path) -> str:
 
 
 _CARD = re.compile(r"card\d+")
-_WALL = "connect a wall meter (docs/energy.md)"
+_WALL = "connect a wall meter (docs/measure.md)"
 
 
 _MONITORS = {

@@ -1,4 +1,4 @@
-"""A wall meter: joules that somebody's own program counts, from a file or by HTTP. docs/energy.md is its interface.
+"""A wall meter: joules that somebody's own program counts, from a file or by HTTP. docs/measure.md is its interface.
 
 OPTIGPU_WALL_METER names the file, or the address with http:// or https://. A file holds a reading in each line, the
 newest last; an address answers with the newest one. A reading is JSON, {"time": 1760000000.5, "joules": 1234.5}, or in
@@ -219,7 +219,7 @@ def _parsed(name: str, text: str, is_json: bool = True) -> WallReading:
         return WallReading.model_validate(dict(zip(("time", "joules"), text.split(","), strict=False)))
     except ValidationError:
         raise SensorError(
-            f"{_begin(name)} gave {text.strip()[:60]!r}, which is not a reading such as {EXAMPLE}; see docs/energy.md."
+            f"{_begin(name)} gave {text.strip()[:60]!r}, which is not a reading such as {EXAMPLE}; see docs/measure.md."
         ) from None
 
 

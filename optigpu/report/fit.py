@@ -34,7 +34,7 @@ def fit_grid(found: Fit) -> Grid:
         (
             *found.advice,
             f"Most tokens are those of one sequence, most sequences those of {found.context:,} tokens.",
-            "All figures are predicted from shapes, none is measured; docs/fit.md has their errors.",
+            "All figures are predicted from shapes, not measured; docs/choose.md has their errors.",
         ),
     )
 
@@ -55,7 +55,7 @@ def training_grid(found: FitOfTraining) -> Grid:
             "most rows:": lambda row: _count(row.largest_batch),
         },
         (
-            "Step: gradients and activations at the peak. All figures are predicted, none is measured; docs/fit.md has "
+            "Step: gradients and activations at the peak. All figures are predicted, not measured; docs/choose.md has "
             "their errors.",
         ),
     )

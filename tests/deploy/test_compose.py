@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from optigpu.variables import KNOWN
 from tests.deploy.compose import ONE_HOST, REFERENCE, ROOT, WORKERS, parse_compose, read_compose
 from tests.deploy.gpu_host import LISTED
-from tests.pages import SETTINGS
+from tests.pages import SERVICE
 from tests.service.records import a_metric, a_result
 from tests.service.serving import serving
 from tools.gpu_services import RefusedError, chosen, compose_file, parse
@@ -63,7 +63,7 @@ def test_an_address_has_no_default_on_a_host_with_workers_alone(address: str) ->
 
 def documented_settings() -> list[str]:
     """The variables of the table of settings."""
-    return re.findall(r"^\| `(OPTIGPU_\w+)` \|", SETTINGS.read_text(), re.MULTILINE)
+    return re.findall(r"^\| `(OPTIGPU_\w+)` \|", SERVICE.read_text(), re.MULTILINE)
 
 
 @EACH_FILE
@@ -203,7 +203,7 @@ RULES = [
     rule for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"] for rule in group["rules"]
 ]
 PROMETHEUS = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
-PAGE = (ROOT / "docs" / "monitoring.md").read_text()
+PAGE = SERVICE.read_text()
 FILE = "docker-compose.monitoring.yml"
 
 

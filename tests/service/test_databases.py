@@ -3,7 +3,6 @@ And backup and restore by `python -m api`, with data."""
 
 import math
 import os
-import re
 import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,7 @@ from optigpu.store.database import Database, StoreUnavailableError, default_url,
 from optigpu.store.tables import Attempt, EnvironmentRow, Job
 from optigpu.store.workers import broker_url
 from optigpu.vocabulary import DocumentError, JobState, StoreError
-from tests.pages import ROOT
+from tests.pages import ROOT, SERVICE, blocks
 from tests.servers.databases import fresh_database, libpq
 from tests.servers.process import this_machine
 from tests.service.records import NOON, a_metric, a_result, a_spec, fill
@@ -42,7 +41,7 @@ DOCUMENTS = [
 ]
 EXAMPLE = dotenv_values(ROOT / ".env.worker.example")
 CERTIFICATE = "/etc/optigpu/certificates/ca.crt"
-BLOCKS = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "scaling.md").read_text(), re.DOTALL)
+BLOCKS = blocks(SERVICE, "sql")
 EARLY, LATE = "019d0000-0000-7000-8000-000000000001", "019f1af9-b400-7000-8000-000000000001"
 
 

@@ -1,7 +1,7 @@
 """What each new migration must keep: the version before it goes on working while the tables are those of the next.
 
 The rule holds for the newest migration. It only adds: what it removes, it may remove one version later, when no program
-uses it any more. docs/service.md says so to who runs a service.
+uses it any more. docs/service.md promises it.
 """
 
 from collections.abc import Iterator

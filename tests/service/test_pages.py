@@ -20,7 +20,7 @@ from optigpu.models.held import MODELS_DIR
 from tests.engine.processes import optigpu
 from tests.engine.sessions import BRIEF
 from tests.journeys.machine import DONE, MEASURED
-from tests.pages import GETTING_STARTED, LIBRARY, README, SERVICE, blocks, commands
+from tests.pages import LIBRARY, README, SERVICE, START, blocks, commands
 from tests.service.processes import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_children")]
@@ -98,7 +98,7 @@ def service(folder: Path) -> Iterator[str]:
 
 def own_commands() -> Iterator[object]:
     """Those of two pages; those that need something have its mark, and those that last are marked as long."""
-    for command in (*commands(GETTING_STARTED), *commands(LIBRARY)):
+    for command in (*commands(START), *commands(LIBRARY)):
         if command.startswith("optigpu "):
             lasts = command.startswith(LASTING) and not any(each in command for each in OFTEN)
             needs = [mark for words, mark in NEEDS.items() if words in command]

@@ -1,4 +1,4 @@
-"""What the documentation says is so: settings, commands, links, the threat model, an example; and its site builds."""
+"""The documentation is right about settings, commands, links, the threat model and an example; and its site builds."""
 
 import ast
 import importlib
@@ -21,13 +21,7 @@ from optigpu.techniques import TECHNIQUES, AnyTechnique
 from optigpu.techniques.base import Notes, Technique, conflict_between
 from optigpu.variables import KNOWN
 from optigpu.vocabulary import UnsupportedError
-from tests.pages import (
-    ADD_A_TECHNIQUE,
-    ROOT,
-    SETTINGS,
-    blocks,
-    commands,
-)
+from tests.pages import ADD, ROOT, SERVICE, blocks, commands, part
 from tests.pages import PAGES as CODED
 
 SETTINGS_CLASSES: tuple[type[BaseSettings], ...] = (
@@ -46,7 +40,7 @@ OWN_COMMANDS = [
 
 def documented_settings() -> dict[str, str]:
     """Each variable of the table with its default."""
-    return dict(re.findall(r"^\| `(OPTIGPU_\w+)` \| (.*?) \|", SETTINGS.read_text(), re.MULTILINE))
+    return dict(re.findall(r"^\| `(OPTIGPU_\w+)` \| (.*?) \|", SERVICE.read_text(), re.MULTILINE))
 
 
 def read_settings() -> set[str]:
@@ -130,9 +124,9 @@ def test_what_the_documentation_imports_is_there(source: str) -> None:
 @pytest.fixture(scope="module")
 def example() -> type[Technique]:
     """The technique that the page adds."""
-    (source,) = blocks(ADD_A_TECHNIQUE, "python")
+    (source,) = blocks(ADD, "python")
     module: dict[str, Any] = {"__name__": "example"}
-    exec(compile(source, ADD_A_TECHNIQUE.name, "exec"), module)
+    exec(compile(source, ADD.name, "exec"), module)
     kind: type[Technique] = module["RegionalCompile"]
     return kind
 
@@ -196,11 +190,10 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert [name for name, module in EXPORTS.items() if f'id="{module}.{name}"' not in said] == []
 
 
-PAGE = ROOT / "docs" / "threat-model.md"
 LINES = [
     line.split(" | ")
-    for line in re.findall(r"^\| (.*) \|$", PAGE.read_text(), re.MULTILINE)
-    if line.count(" | ") == 2 and not line.startswith(("could try", "---"))
+    for line in re.findall(r"^\| (.*) \|$", part(SERVICE, "Threat model"), re.MULTILINE)
+    if line.count(" | ") == 2 and not line.startswith(("attack", "---"))
 ]
 
 

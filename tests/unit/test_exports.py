@@ -13,11 +13,9 @@ from optigpu.exports import EXPORTS
 from optigpu.facade.recommendations import Recommendation, Recommendations
 from optigpu.runs import KeptRun
 from optigpu.vocabulary import DeviceKind, SpecError
-from tests.pages import ROOT
+from tests.pages import LIBRARY
 from tests.unit.made_results import a_board, a_row
 from tests.unit.scripted_service import Answer, Call, scripted_service
-
-LIBRARY = ROOT / "docs" / "library.md"
 
 
 @pytest.mark.parametrize("name", EXPORTS)

@@ -15,7 +15,7 @@ class Bf16(PrecisionTechnique):
         Expected(
             "measured here",
             "GPT-2 124M: 1.43 times the baseline on two Zen 4 cores, 0.84 times on a Sapphire Rapids",
-            "decisions/0004-int8-needs-no-bf16.md",
+            "decisions/0011-four-bits.md",
         ),
         Expected("aim", "slower on CPUs without bf16"),
     )
@@ -24,7 +24,7 @@ class Bf16(PrecisionTechnique):
     name: Literal["bf16"] = "bf16"
 
     def suits(self, environment: Environment, device: DeviceKind) -> bool:
-        """On a CPU it slows down the stack that int8_weight_only carries, bf16 instructions or not: decision 0004."""
+        """On a CPU it slows down the stack that int8_weight_only carries, bf16 instructions or not: decision 11."""
         return device is DeviceKind.CUDA
 
     def load(self, options: LoadOptions) -> LoadOptions:

@@ -31,7 +31,7 @@ class Gguf(OnCpuEngine, Technique):
             "measured here",
             "GPT-2 decoded on two Zen 4 cores that others used as well: 240.8 tokens/s in Q4_0, 168.6 in Q8_0 and "
             "109.3 in F16, beside 25.5 in eager fp32",
-            "results/vs_peers.md",
+            "results/README.md",
         ),
     )
     error_bound = 0.5

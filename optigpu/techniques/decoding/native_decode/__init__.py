@@ -86,7 +86,7 @@ class NativeDecode(Technique):
             "on two Zen 4 cores, with 4-bit weights: 2.43x [2.20, 2.68] llama.cpp's Q4_0 for GPT-2 and 1.59x "
             "[1.12, 2.26] for Llama 3.2 1B, in groups of 64 2.49x [2.31, 2.68] and 1.59x [1.18, 2.15], and "
             "24.99x [19.18, 32.57] eager fp32 for GPT-2",
-            "results/vs_peers.md",
+            "results/README.md",
         ),
         Expected(
             "aim",
