@@ -76,6 +76,21 @@ def test_the_example_of_loaded_models_works(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "marks",
+    [
+        ("import quantize", "import accelerate"),
+        ("linear_q =",),
+        ("get_fused_int4_gemm_config",),
+        ("compare_checkpointing(",),
+    ],
+)
+def test_another_example_of_the_page_works(marks: tuple[str, ...]) -> None:
+    """The second goes on with the names of the first."""
+    exec("\n".join(map(block_with, marks)), {})
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_lock", "forked_children")
 @pytest.mark.long
 def test_run_all_measures_prints_and_saves(
