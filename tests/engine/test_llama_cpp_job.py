@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from optigpu.backends.llama_cpp.engine import IK_FILE_TYPES
+from optigpu.backends.ik_llama_cpp.engine import FILE_TYPES
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.documents.facts import TextQuality
 from optigpu.documents.result import Result
@@ -246,7 +246,7 @@ def test_greedy_tokens_are_torch_s() -> None:
 @pytest.mark.usefixtures("ik_folders")
 @pytest.mark.ik
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", IK_FILE_TYPES)
+@pytest.mark.parametrize("kind", FILE_TYPES)
 def test_every_type_is_written_and_read(exact: Told, kind: str) -> None:
     told = asked(of_type(kind, pure=True)) if kind != "F32" else exact
     assert "refused" not in told

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from optigpu.backends import BACKENDS
-from optigpu.backends.llama_cpp.engine import IK_FILE_TYPES
+from optigpu.backends.ik_llama_cpp.engine import FILE_TYPES as IK_FILE_TYPES
 from optigpu.backends.llama_cpp.gguf_facts import NEED_IMPORTANCE, ExactCaches, Form, asked_of, form_of
 from optigpu.backends.onnxruntime import Format, format_of, graph_level_of
 from optigpu.backends.openvino import form_of as openvino_form_of

@@ -1,6 +1,6 @@
 """ik_llama.cpp through the package ik-llama-cpp-python, and what that leaves out through ctypes.
 
-python -m optigpu.backends.llama_cpp.ik_native quantizes one GGUF file, as llama_cpp.convert does with llama.cpp.
+python -m optigpu.backends.ik_llama_cpp.native quantizes one GGUF file, as llama_cpp.convert does with llama.cpp.
 """
 
 import ctypes
@@ -13,14 +13,14 @@ from ik_llama_cpp import _ctypes_api as api
 from numpy.typing import NDArray
 
 from optigpu.backends.converted import converter_parser
-from optigpu.backends.llama_cpp.convert import add_quantizing, quantize
-from optigpu.backends.llama_cpp.engine import (
-    IK_FILE_TYPES,
+from optigpu.backends.ik_llama_cpp.engine import (
+    FILE_TYPES,
     ROWS_OF,
     TENSOR_TYPES,
     QuantizeParameters,
     of_tensors,
 )
+from optigpu.backends.llama_cpp.convert import add_quantizing, quantize
 from optigpu.backends.llama_cpp.library import Handle, Library, Quantizing, print_errors
 from optigpu.models.gguf_header import read_header
 from optigpu.vocabulary import UnsupportedError
@@ -56,7 +56,7 @@ class IkLlamaCpp(Library):
         return int(_defaults().output_tensor_type)
 
     def file_types(self) -> dict[int, str]:
-        return {number: name for name, number in IK_FILE_TYPES.items()}
+        return {number: name for name, number in FILE_TYPES.items()}
 
     def flags(self) -> str:
         told = _LIBRARY.llama_print_system_info
@@ -81,7 +81,7 @@ class IkLlamaCpp(Library):
                         f"{kind} keeps rows in blocks of {block} numbers, and {tensor.name} has rows of "
                         f"{tensor.shape[0]}; leave pure out, or ask for a type with smaller blocks, such as Q4_0."
                     )
-        parameters.ftype = IK_FILE_TYPES[kind]
+        parameters.ftype = FILE_TYPES[kind]
         parameters.nthread = order.threads
         if order.form.everywhere:
             parameters.pure = True
@@ -122,7 +122,7 @@ def _defaults() -> QuantizeParameters:
 
 def main() -> int:
     """Quantizes a file of F16; the exit status is as llama_cpp.convert's."""
-    parser = converter_parser("optigpu.backends.llama_cpp.ik_native", __doc__, "file", needs_model=False)
+    parser = converter_parser("optigpu.backends.ik_llama_cpp.native", __doc__, "file", needs_model=False)
     add_quantizing(parser)
     return quantize(parser.parse_args(), IkLlamaCpp())
 
