@@ -7,8 +7,9 @@ To add one: write its folder and name its class in `_ALL`. What a backend is, `b
 from optigpu.backends.base import Backend
 from optigpu.backends.coreml import CoreMlBackend
 from optigpu.backends.endpoint import EndpointBackend
+from optigpu.backends.ik_llama_cpp import IkLlamaCppBackend
 from optigpu.backends.litert import LiteRtBackend
-from optigpu.backends.llama_cpp import IkLlamaCppBackend, LlamaCppBackend
+from optigpu.backends.llama_cpp import LlamaCppBackend
 from optigpu.backends.onnxruntime import OnnxRuntimeBackend
 from optigpu.backends.openvino import OpenVinoBackend
 from optigpu.backends.tensorflow import TensorFlowBackend
