@@ -19,6 +19,7 @@ from optigpu.vocabulary import (
     UnsupportedError,
     VariantStatus,
 )
+from optigpu.workloads.kernel import code_refusal
 from worker.context import DeviceContext, WorkerContext
 from worker.heartbeat import Heartbeat, Interruption, StoredJob
 from worker.recorder import AttemptTrace, Recorder, parent_of
@@ -97,6 +98,8 @@ def _see_to_its_end(context: WorkerContext, lease: Lease, recorder: Recorder) ->
 def measure(context: DeviceContext, lease: Lease, recorder: Recorder) -> None:
     """Measures the job and reports its end. Raises LeaseLostError and StoreUnavailableError if that cannot be done."""
     try:
+        if refusal := code_refusal(lease.spec.workload):
+            raise UnsupportedError(refusal)
         done = recorder.earlier() if lease.done else {}
         report = run(lease.spec, recorder, cancelled=recorder.cancelled, done=done)
         _end(context, recorder, report)

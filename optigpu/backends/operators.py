@@ -5,12 +5,14 @@ The backend draws the operands on the device, from the runtime's seed.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optigpu.backends.runtime import Runtime
+from optigpu.documents.facts import Answers
 
 Wide = NDArray[np.float64]
 """Numbers of any dtype, widened to be compared with a reference."""
@@ -122,6 +124,39 @@ class NormOperator(TimedOperator, Protocol):
         """The results of one call for these rows."""
 
 
+@dataclass(frozen=True)
+class DrawnInput:
+    """An input that is drawn: normal numbers of a kernel's dtype, or with `below` whole numbers (int64) from 0 on."""
+
+    shape: tuple[int, ...]
+    below: int | None = None
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A `function` of the Python `text`, called with these arguments; with `compiled` by way of torch.compile."""
+
+    text: str
+    function: str
+    arguments: tuple[DrawnInput | bool | int | float, ...]
+    dtype: str
+    compiled: bool
+
+
+class KernelOperator(TimedOperator, Protocol):
+    """A function that somebody brought. Its calls go through as many sets of inputs as no cache holds."""
+
+    def draw(self, seed: int, calls: int) -> int:
+        """Draws the inputs of the next calls, at most as many as there are sets; returns how many those are."""
+
+    def answer(self, calls: int, file: Path, *, with_inputs: bool) -> Answers:
+        """Calls it once with each of the drawn sets, and writes what it returned, as bytes; with the inputs as they are
+        afterwards, if asked to. Raises OptiGPUError for what is no tensor."""
+
+    def digest(self) -> str:
+        """SHA-256 of those bytes."""
+
+
 class OperatorRuntime(Runtime, Protocol):
     """The runtime of a workload without a model. Raises UnsupportedError if the engine lacks the operator."""
 
@@ -136,3 +171,6 @@ class OperatorRuntime(Runtime, Protocol):
 
     def norm(self, shape: NormShape) -> NormOperator:
         """A norm of that shape."""
+
+    def kernel(self, call: KernelCall) -> KernelOperator:
+        """A function of a file. Raises OptiGPUError for a file that cannot be imported."""

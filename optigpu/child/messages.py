@@ -19,6 +19,12 @@ never on stdout, which belongs to the model's code. That pipe's file descriptor 
                         <-        Round | Broken              (any number of times)
     RunAudit            ->
                         <-        Audited | Broken
+    DrawCalls           ->
+                        <-        CallsDrawn | Broken
+    RunCalls            ->
+                        <-        CallsDone | Broken
+    DigestCalls         ->
+                        <-        CallsDigest | Broken        (these any number of times, where answers are compared)
     RunMeter            ->
                         <-        Metered | Broken            (for each meter)
     RunReference        ->
@@ -30,7 +36,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from optigpu.documents.facts import MeterFacts, RunFacts, WeightFacts
+from optigpu.documents.facts import Answers, MeterFacts, RunFacts, WeightFacts
 from optigpu.documents.load import LoadRun
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
@@ -160,6 +166,50 @@ class RunAudit(Frozen):
     requests: int
     seed: int
     repeat: bool = False
+
+
+class DrawCalls(Frozen):
+    """Asks for the inputs of at most so many calls, drawn from a seed that nobody in that process knew."""
+
+    kind: Literal["draw_calls"] = "draw_calls"
+    seed: int
+    calls: int
+
+
+class CallsDrawn(Frozen):
+    """They are drawn, for so many calls."""
+
+    kind: Literal["calls_drawn"] = "calls_drawn"
+    calls: int
+
+
+class RunCalls(Frozen):
+    """Asks for these calls; what they return goes into `file`, with the inputs as they are afterwards if asked to."""
+
+    kind: Literal["run_calls"] = "run_calls"
+    calls: int
+    file: str
+    with_inputs: bool = False
+
+
+class CallsDone(Frozen):
+    """The answers are in the file."""
+
+    kind: Literal["calls_done"] = "calls_done"
+    answers: Answers
+
+
+class DigestCalls(Frozen):
+    """Asks for the SHA-256 of the bytes of the last answers, in which nobody else has a hand."""
+
+    kind: Literal["digest_calls"] = "digest_calls"
+
+
+class CallsDigest(Frozen):
+    """The answers' SHA-256."""
+
+    kind: Literal["calls_digest"] = "calls_digest"
+    sha256: str
 
 
 class RunReference(Frozen):
@@ -331,11 +381,14 @@ class RecipeMade(Frozen):
     outcome: RecipeOutcome
 
 
-AnyCommand = RunLook | RunWarmUp | RunRound | RunAudit | RunMeter | RunReference
+AnyCommand = (
+    RunLook | RunWarmUp | RunRound | RunAudit | RunMeter | RunReference | DrawCalls | RunCalls | DigestCalls
+)
 AnyTask = RunPeaks | RunProof | RunRecipe | PredictTraining | ListChecks | RunCheck
 AnyAnswer = (
     Started | Progress | Loaded | Ready | Refused | Broken | Round | Audited | Metered | Peaks | Proven | Checks
     | Checked | RecipeMade | TrainingPredicted | BatchesReady | BatchTried
+    | CallsDrawn | CallsDone | CallsDigest
 )  # fmt: skip
 Answer = Annotated[AnyAnswer, Field(discriminator="kind")]
 

@@ -30,6 +30,11 @@ from optigpu.child.messages import (
     Assignment,
     Audited,
     Begin,
+    CallsDigest,
+    CallsDone,
+    CallsDrawn,
+    DigestCalls,
+    DrawCalls,
     Loaded,
     Metered,
     Progress,
@@ -37,6 +42,7 @@ from optigpu.child.messages import (
     Refused,
     Round,
     RunAudit,
+    RunCalls,
     RunLook,
     RunMeter,
     RunReference,
@@ -55,7 +61,7 @@ from optigpu.meters.quality import make_reference
 from optigpu.models.described import Facts, known_facts
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
-from optigpu.workloads.base import LoadRequest, Request, Workload
+from optigpu.workloads.base import AnsweringRequest, LoadRequest, Request, Workload
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,15 @@ def _answer(command: AnyCommand, subject: Subject, tell: Tell) -> Answer:
             return _audited(command, subject)
         case RunReference():
             return metered("quality", subject, make_reference)
+        case DrawCalls():
+            return CallsDrawn(calls=_answering(subject).draw(command.seed, command.calls))
+        case RunCalls():
+            file = Path(command.file)
+            return CallsDone(
+                answers=_answering(subject).answer(command.calls, file, with_inputs=command.with_inputs)
+            )
+        case DigestCalls():
+            return CallsDigest(sha256=_answering(subject).digest())
         case RunMeter():
             if command.meter not in METERS:
                 known = ", ".join(METERS)
@@ -140,6 +155,12 @@ def _answer(command: AnyCommand, subject: Subject, tell: Tell) -> Answer:
             return metered(command.meter, subject, METERS[command.meter].read, command.seconds)
         case _:
             assert_never(command)
+
+
+def _answering(subject: Subject) -> AnsweringRequest:
+    if not isinstance(subject.request, AnsweringRequest):
+        raise OptiGPUError(f"{subject.assignment.variant.workload.kind} checks its own answers.")
+    return subject.request
 
 
 def refusal(assignment: Assignment) -> str | None:

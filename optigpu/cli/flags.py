@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from inspect import Parameter
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 from pydantic import BaseModel, Field, JsonValue
 
 from optigpu.cli.options import FlagValue, Given
+from optigpu.documents.files import read_text
 from optigpu.vocabulary import SpecError
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.base import Workload
@@ -76,6 +78,7 @@ class FieldSchema(BaseModel):
     items: "FieldSchema | None" = None
     properties: "dict[str, FieldSchema]" = Field({})
     const: JsonValue = None
+    content: str | None = Field(None, alias="contentMediaType")
     enum: tuple[JsonValue, ...] = ()
     minimum: int | float | None = None
     maximum: int | float | None = None
@@ -92,7 +95,8 @@ class ModelSchema(BaseModel):
 
 class Flag(NamedTuple):
     """One flag: the field that it sets, the type of its value (of each, where it takes several) and its help. `field`
-    has a dot where it is within a model of the model. A `repeated` flag may be given several times."""
+    has a dot where it is within a model of the model. A `repeated` flag may be given several times; that of a text in a
+    file names the file."""
 
     field: str
     kind: type[FlagValue]
@@ -100,6 +104,7 @@ class Flag(NamedTuple):
     help: str
     unit: Unit | None = None
     repeated: bool = False
+    is_file: bool = False
 
     @property
     def name(self) -> str:
@@ -118,7 +123,9 @@ class Flag(NamedTuple):
         return Parameter(self.name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
 
     def read(self, value: FlagValue) -> object:
-        """The value for the job's document. Raises SpecError for a quantity that cannot be read."""
+        """The value for the job's document. Raises SpecError for a quantity, or a file, that cannot be read."""
+        if self.is_file:
+            return read_text(Path(str(value)))
         if self.unit:
             return read_quantity(value, self.unit, self.name)
         if self.takes_several:
@@ -256,7 +263,8 @@ def _workload_flag(name: str, schemas: Mapping[str, FieldSchema]) -> Flag:
     text = " ".join(f"{', '.join(kinds)}: {clause}." for clause, kinds in owners.items())
     first, *others = schemas.values()
     same = all(_kind(schema) is _kind(first) for schema in others)
-    return Flag(name, _kind(first) if same else str, first.items is not None, text)
+    is_file = first.content is not None
+    return Flag(name, _kind(first) if same else str, first.items is not None, text, is_file=is_file)
 
 
 def _kind(schema: FieldSchema) -> type[FlagValue]:

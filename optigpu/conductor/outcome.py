@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 from optigpu import __version__
 from optigpu.child.messages import Metered
@@ -17,6 +18,7 @@ from optigpu.documents.facts import (
     NOT_RECORDED,
     BuildFacts,
     ImageQuality,
+    KernelFacts,
     LossQuality,
     RunFacts,
     TextQuality,
@@ -175,7 +177,24 @@ def _facts(replicates: Sequence[Replicate], together: Sequence[int]) -> RunFacts
         update={
             "warmup": tuple(warmups),
             "side_by_side": tuple(together),
+            "kernel": _kernel([each.kernel for each in replicates if each.kernel]),
             "described": {name: describe(values) for name, values in described.items()},
+        }
+    )
+
+
+def _kernel(found: Sequence[KernelFacts]) -> KernelFacts | None:
+    """Of all replicates together."""
+    if not found:
+        return None
+    outside_s = [each.outside_s for each in found if each.outside_s is not None]
+    reading_s = [each.reading_s for each in found if each.reading_s is not None]
+    return found[0].model_copy(
+        update={
+            "answers": sum(each.answers for each in found),
+            "error": max(each.error for each in found),
+            "outside_s": median(outside_s) if outside_s else None,
+            "reading_s": median(reading_s) if reading_s else None,
         }
     )
 

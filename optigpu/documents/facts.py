@@ -252,6 +252,40 @@ class LossQuality(QualityFacts):
     not_finite_step: int | None = None  # the first step, from 1, whose loss is not finite; null: all are
 
 
+class AnswerPart(Frozen):
+    """One tensor of an answer."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Answers(Frozen):
+    """What a function returned for each of its `calls`, whose bytes lie in a file one call after the other: `parts`,
+    and `inputs` as they were afterwards, where they were asked for. `seconds` are those of the calls by the process's
+    own clock."""
+
+    calls: int
+    parts: tuple[AnswerPart, ...]
+    inputs: tuple[AnswerPart, ...] = ()
+    seconds: float
+
+
+class KernelFacts(Frozen):
+    """How the answers of a brought function were held against the reference's, which another process computed on the
+    same fresh inputs."""
+
+    inputs: str  # their shapes and values ("2048x4096,4096")
+    dtype: str
+    answers: int = 0  # how many were compared
+    error: float = 0.0  # the largest of any element, as a share of its size and the tensor's root mean square
+    tolerance: float  # the most that is allowed
+    # Seconds of a call by the conductor's clock, without `reading_s`; null: it was not timed so.
+    outside_s: float | None = None
+    reading_s: float | None = (
+        None  # what reading an answer takes, by what the reference took beside its calls
+    )
+
+
 class TrainingFacts(Frozen):
     """What a step of training computes."""
 
@@ -371,6 +405,7 @@ class RunFacts(MeterFacts):
     load: LoadFacts | None = None  # how requests arrived and what the queue did; null: no load
     image_shape: tuple[int, int, int] | None = None  # [channels, height, width]; null: no images
     pictures: PictureFacts | None = None  # the folder whose images were classified; null: images are random
+    kernel: KernelFacts | None = None  # how a brought function was checked; null: none was brought
     network: NetworkFacts | None = None  # that classified images; null: the workload classifies none
 
     weights: WeightFacts | None = None  # which weights were measured

@@ -404,8 +404,9 @@ class Payback(Frozen):
 class AttributionRow(Frozen):
     """One variant of a job and what it gained: `speedup` relative to the baseline; `alone`, what the technique buys by
     itself (relative to what it must be compared with); `added`, on top of the prefix before it; `left_out`, what the
-    whole stack loses without it and without the techniques in `left_out_with`, which require it. `payback` is null
-    where nothing was compiled, or where every variant that it could be compared with is compiled too."""
+    whole stack loses without it and without the techniques in `left_out_with`, which require it; `over_compiled`, of a
+    kernel, relative to the compiled reference. `payback` is null where nothing was compiled, or where every variant
+    that it could be compared with is compiled too."""
 
     index: int
     role: Role
@@ -418,6 +419,7 @@ class AttributionRow(Frozen):
     added: Gain | None = None
     left_out: Gain | None = None
     left_out_with: tuple[str, ...] = ()
+    over_compiled: Gain | None = None
     payback: Payback | None = None
     rough: Rough | None = None
 

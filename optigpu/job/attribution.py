@@ -92,6 +92,14 @@ class _Comparison:
         way = self.spec.engine, self.spec.workload.reference, resolve(stack, self.spec.workload.kind)
         return self.by_way.get(way)
 
+    def over_compiled(self, variant: Variant) -> Gain | None:
+        compiled = variant.workload.compiled
+        return (
+            self.gain(variant, self.by_way.get((variant.engine, compiled, variant.stack)))
+            if compiled
+            else None
+        )
+
     def repeated(self, again: Samples) -> Gain | None:
         """The baseline at the end over itself at the start: a ratio far from 1 means that the machine changed during
         the job."""
@@ -228,6 +236,7 @@ def _row(variant: Variant, outcome: Outcome, comparison: _Comparison) -> Attribu
         added=comparison.gain(variant, before),
         left_out=left,
         left_out_with=tuple(each.name for each in with_it),
+        over_compiled=comparison.over_compiled(variant),
         payback=comparison.payback(variant, (reference, before, comparison.baseline)),
         rough=outcome.rough,
     )

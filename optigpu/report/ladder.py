@@ -74,7 +74,7 @@ FURTHER_METRICS = {
 """Metrics that are shown beside the primary one if any variant has them: heading and scale."""
 METRICS_OF_SOME_WORKLOADS = {
     "latency_s": ("batch_sweep", "serve", "classify", "attention", "normalization"),
-    "peak_bytes": ("attention", "normalization", "train_step"),
+    "peak_bytes": ("attention", "normalization", "kernel", "train_step"),
     "mfu": ("train_step",),
 }
 """Metrics that are shown for these workloads only."""
@@ -85,7 +85,15 @@ def ladder_grid(title: str, attribution: Attribution, results: Sequence[Document
     rows = rows_of(attribution, results)
     further = further_metrics(rows)
     scenario = scenario_of(rows)
-    names = (heading(attribution.metric), "speedup", "alone", "added", "left out", "paid back (steps)")
+    names = (
+        heading(attribution.metric),
+        "speedup",
+        "alone",
+        "added",
+        "left out",
+        "over compiled",
+        "paid back (steps)",
+    )
     more = (*([scenario.heading] if scenario else []), *(FURTHER_METRICS[name][0] for name in further))
     grid = Grid(
         title=title,
@@ -126,6 +134,7 @@ def _cells(
         _gain(ended.alone, ended.role is Role.ALONE),
         _gain(ended.added, ended.role is Role.CUMULATIVE),
         _gain(ended.left_out, False),
+        _gain(ended.over_compiled, False),
         payback(ended.payback),
         *([scenario.figure(row)] if scenario else []),
         *(_figure(row, name) for name in further),
@@ -159,6 +168,7 @@ CSV_FIELDS = (
     "alone", "alone_low", "alone_high", "alone_reasons",
     "added", "added_low", "added_high", "added_reasons",
     "left_out", "left_out_low", "left_out_high", "left_out_reasons", "left_out_with",
+    "over_compiled", "over_compiled_low", "over_compiled_high", "over_compiled_reasons",
     "payback_steps", "payback_low", "payback_high", "payback_reason",
     "ttft_s", "weight_bytes", "peak_bytes", "host_peak_bytes",
     "top1_agreement", "kld_mean", "j_per_token", "mbu", "mfu", "headroom", "bound", "reason",
@@ -199,7 +209,8 @@ def _record(row: Row, name: str) -> dict[str, object]:
         "reason": ended.reason,
         **(_origin(row.result) if row.result else {}),
     }
-    gains = {"speedup": ended.speedup, "alone": ended.alone, "added": ended.added, "left_out": ended.left_out}
+    names = ("speedup", "alone", "added", "left_out", "over_compiled")
+    gains: dict[str, Gain | None] = {name: getattr(ended, name) for name in names}
     for field, gain in gains.items():
         reasons = " ".join(gain.reasons) if gain else None
         record |= _flat(field, gain) | {field: gain.ratio if gain else None, f"{field}_reasons": reasons}

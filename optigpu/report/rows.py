@@ -197,6 +197,8 @@ def _gain_words(rows: Sequence[Row]) -> Iterator[str]:
         yield f"alone: the speedup of the technique by itself{instead}."
     if any(row.ended.added for row in rows):
         yield "added: the speedup over the previous rung of the ladder."
+    if any(row.ended.over_compiled for row in rows):
+        yield "over compiled: the speedup over torch.compile of the reference."
     if any(row.ended.left_out for row in rows):
         yield "left out: the speedup of the whole stack over the whole without the technique; no order changes it."
     for row in rows:
@@ -246,7 +248,11 @@ def _marks(rows: Sequence[Row], attribution: Attribution) -> Iterator[str]:
 
 def _gains(row: Row) -> list[Gain]:
     ended = row.ended
-    return [gain for gain in (ended.speedup, ended.alone, ended.added, ended.left_out) if gain]
+    return [
+        gain
+        for gain in (ended.speedup, ended.alone, ended.added, ended.left_out, ended.over_compiled)
+        if gain
+    ]
 
 
 def why_invalid(result: Document) -> str:

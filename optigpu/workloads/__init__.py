@@ -14,6 +14,7 @@ from optigpu.workloads.base import Workload
 from optigpu.workloads.batch_sweep import BatchSweep
 from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
+from optigpu.workloads.kernel import Kernel
 from optigpu.workloads.kv_cache import KvCachePositions
 from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.normalization import Normalization
@@ -33,7 +34,8 @@ AnyWorkload = Annotated[
     | TrainStep
     | Matmul
     | Attention
-    | Normalization,
+    | Normalization
+    | Kernel,
     Field(discriminator="kind"),
 ]
 """The union that a request's `workload` is one of; the one list of all workloads."""

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_checkable
 
 from pydantic import Field
 
-from optigpu.documents.facts import ImageFacts
+from optigpu.documents.facts import Answers, ImageFacts
 from optigpu.documents.load import AloneAgreement, LoadFacts, LoadRun
 from optigpu.vocabulary import Frozen, Task
 
@@ -127,6 +128,20 @@ class LoadRequest(Request, Protocol):
         UnsupportedError where a request failed, or the engine tells no tokens."""
 
 
+@runtime_checkable
+class AnsweringRequest(Request, Protocol):
+    """A request whose answers another process judges."""
+
+    def draw(self, seed: int, calls: int) -> int:
+        """Draws the inputs of the next calls, at most so many; returns how many those are."""
+
+    def answer(self, calls: int, file: Path, *, with_inputs: bool) -> Answers:
+        """Calls with each of them, once, and writes the bytes of what came of it."""
+
+    def digest(self) -> str:
+        """SHA-256 of those bytes."""
+
+
 class Workload(Frozen):
     """One kind of work. Subclasses add `kind: Literal[...]` with a default, and their shapes.
 
@@ -176,6 +191,16 @@ class Workload(Frozen):
     def implementation(self) -> str | None:
         """The implementation of a single workload, if it has several; results of all of them are comparable."""
         return None
+
+    @property
+    def compiled(self) -> str | None:
+        """The implementation that is the compiled reference, for a single workload that is compared with that too."""
+        return None
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the first request of its implementation compiles."""
+        return False
 
     def identity(self) -> dict[str, Any]:
         """The fields that must be equal for a comparison, as plain JSON: all but the implementation."""

@@ -15,13 +15,16 @@ from optigpu.backends.operators import (
     AttentionPlace,
     AttentionRow,
     AttentionShape,
+    KernelCall,
     MatmulBlock,
     NormRows,
     NormShape,
 )
 from optigpu.backends.runtime import MemoryPeaks
 from optigpu.backends.torch.attention import attention_kernels, one_of_kernels
-from optigpu.backends.torch.device import TorchDevice, calls_s, free_bytes, operator_peaks_of
+from optigpu.backends.torch.device import TorchDevice, calls_s
+from optigpu.backends.torch.kernels import TorchKernel
+from optigpu.backends.torch.memory import free_bytes, operator_peaks_of
 from optigpu.backends.torch.profile import TorchRuntime
 from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm, norm_backend
 from optigpu.vocabulary import DeviceKind, UnsupportedError
@@ -246,7 +249,7 @@ class TorchMatmul(TorchOperator):
 class TorchOperatorRuntime(TorchRuntime):
     def __init__(self, device: DeviceKind, seed: int) -> None:
         super().__init__(TorchDevice(device, seed))
-        self._made: TorchOperator | None = None
+        self._made: TorchOperator | TorchKernel | None = None
 
     def free_bytes(self) -> int:
         return free_bytes(self.device)
@@ -261,6 +264,10 @@ class TorchOperatorRuntime(TorchRuntime):
 
     def norm(self, shape: NormShape) -> TorchNorm:
         self._made = made = TorchNorm(self._place, shape)
+        return made
+
+    def kernel(self, call: KernelCall) -> TorchKernel:
+        self._made = made = TorchKernel(self._place, call)
         return made
 
     def peak_memory(self, run: Callable[[], object]) -> MemoryPeaks:

@@ -30,6 +30,7 @@ from optigpu.child.messages import (
     RunWarmUp,
     Started,
 )
+from optigpu.conductor.processes.answers import AnswerCheck
 from optigpu.conductor.processes.child import Child, Saw, Wanted, Watch, ask, hear
 from optigpu.conductor.processes.rounds import (
     ROUND_S,
@@ -45,8 +46,9 @@ from optigpu.conductor.session import Session
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, HostSample
 from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.documents.events import VariantStarted
-from optigpu.documents.facts import WeightFacts
-from optigpu.job.estimate import ROUGH_QUALITY_S, START
+from optigpu.documents.facts import KernelFacts, WeightFacts
+from optigpu.job.estimate import START
+from optigpu.job.first_guess import ROUGH_QUALITY_S
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.models.reference import parse_reference
@@ -61,6 +63,7 @@ from optigpu.vocabulary import (
     Task,
     UnsupportedError,
 )
+from optigpu.workloads.kernel import Kernel
 
 
 class WarmUpWatch:
@@ -155,6 +158,8 @@ class Residents(AbstractContextManager["Residents"]):
         self._looked: dict[int, _Loaded] = {}
         # What each resident process's meters have read, in the rounds of a search before this one too.
         self._readings: dict[int, tuple[MeterReading, ...]] = {}
+        # How the answers of those that run brought code were judged.
+        self._kernels: dict[int, KernelFacts] = {}
         self._processes = ExitStack()
 
     def measure(self, variants: Sequence[Variant], *, stay: bool = False) -> Self:
@@ -170,7 +175,9 @@ class Residents(AbstractContextManager["Residents"]):
             asked, known = {variant.index for variant in variants}, self.indexes
             self._prepare([variant for variant in variants if variant.index not in known])
             measured = [resident for resident in self._ready if resident.variant.index in asked]
+            self._check_answers(measured)
             self._take_turns(measured)
+            self._time_answers(measured)
             for resident in measured:
                 if resident.variant.index not in self.errors:
                     self._finish(resident)
@@ -416,6 +423,45 @@ class Residents(AbstractContextManager["Residents"]):
             if resident.variant.index not in self.errors:
                 resident.rounds.end(sample)
 
+    def _check_answers(self, residents: Sequence[_Resident]) -> None:
+        """Compares the answers of code that was brought with the reference's. Wrong ones end its variant."""
+        for each in residents:
+            with self._failing_alone(each.variant):
+                self._judge(each, "Checking the answers")
+
+    def _time_answers(self, residents: Sequence[_Resident]) -> None:
+        for each in residents:
+            if each.variant.index not in self.errors:
+                with self._failing_alone(each.variant):
+                    self._judge(each, "Timing the answers")
+
+    def _judge(self, resident: _Resident, doing: str) -> None:
+        """Compares a process with the reference's: that which is resident, else a new one. The second time, after its
+        rounds, it is timed."""
+        session, variant, workload = self._session, resident.variant, resident.variant.workload
+        wanted = workload.referee if isinstance(workload, Kernel) else None
+        if wanted is None or not isinstance(workload, Kernel):
+            return
+        session.progress.begin(variant.index, self._number, doing.lower())
+        with session.progress.half_of_the_time_left(doing), ExitStack() as stack:
+            standing = (each for each in self._ready if each.variant.index not in self.errors)
+            found = next((each for each in standing if each.variant.workload == wanted), None)
+            if found:
+                child = found.child
+            else:
+                referee = variant.model_copy(update={"workload": wanted})
+                child = stack.enter_context(session.child(referee))
+                order = session.assignment(referee, self._number).model_copy(update={"timed": False})
+                ask(child, order, Ready, session.progress)
+            folder = Path(resident.assignment.folder)
+            judge = AnswerCheck(resident.child, child, workload, folder, session.progress)
+            told_s, before = resident.rounds.typical, self._kernels.get(variant.index)
+            if before is None or told_s is None:
+                self._kernels[variant.index] = judge.check()
+            else:
+                reference_s = found.rounds.typical if found else None
+                self._kernels[variant.index] = judge.timed(before, told_s, reference_s)
+
     def _finish(self, resident: _Resident) -> None:
         variant, progress = resident.variant, self._session.progress
         progress.begin(variant.index, self._number, "checking with fresh inputs")
@@ -430,7 +476,11 @@ class Residents(AbstractContextManager["Residents"]):
             readings = (*before, *metering.read(names))
             self._readings[variant.index] = readings
             self.replicates[variant.index] = replace(
-                resident.rounds.replicate(), audit=audited, audit_sample=during, readings=readings
+                resident.rounds.replicate(),
+                audit=audited,
+                audit_sample=during,
+                readings=readings,
+                kernel=self._kernels.get(variant.index),
             )
             progress.end()
 

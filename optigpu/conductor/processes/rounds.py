@@ -17,6 +17,7 @@ from optigpu.conductor.processes.child import Child, ask
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
 from optigpu.conductor.verdicts.marks import Goal, Selection, Yardstick, select
+from optigpu.documents.facts import KernelFacts
 from optigpu.documents.load import LoadRun
 from optigpu.hardware.counters import cpu_clock_s, needs_cpu
 from optigpu.job.estimate import AUDIT, SAMPLE
@@ -133,6 +134,8 @@ class Replicate:
     # What other processes did during the audit.
     audit_sample: HostSample | None = None
     readings: tuple[MeterReading, ...] = ()
+    # How its answers were held against another process's, where they were.
+    kernel: KernelFacts | None = None
 
     @property
     def metered(self) -> tuple[Metered, ...]:
@@ -196,6 +199,11 @@ class TimedRounds:
     def are_over(self) -> bool:
         """Whether the median is known as precisely as was asked for, or the time is up."""
         return self._is_settled or not self.can_go_on
+
+    @property
+    def typical(self) -> float | None:
+        """The median of the primary metric so far; None before the first request."""
+        return float(np.median(self._primary)) if self._primary else None
 
     def measure_one(self, progress: JobProgress) -> None:
         before = self._monitor.read()

@@ -6,6 +6,7 @@ finding needs more than the scheduling of a busy machine can explain.
 
 import numpy as np
 
+from optigpu.conductor.processes.answers import is_later
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.disturbance import Disturbance
@@ -68,7 +69,7 @@ def clock(variant: Variant, evidence: Evidence) -> Disturbance | None:
             f"{passed_s.sum():.2f} s passed while requests are said to have taken {told_s.sum():.2f} s, and neither "
             f"messages nor other processes explain {untold_s.sum():.2f} s of the difference"
         )
-    return _left_out(variant, replicate)
+    return _left_out(variant, replicate) or _answered_later(variant, replicate)
 
 
 def _contradicted(what: str) -> Disturbance:
@@ -85,6 +86,20 @@ def _left_out(variant: Variant, replicate: Replicate) -> Disturbance | None:
     if share >= WHOLE_SHARE:
         return None
     return _contradicted(f"{whole} is {100 * share:.0f}% of the time that a request takes")
+
+
+def _answered_later(variant: Variant, replicate: Replicate) -> Disturbance | None:
+    """By the conductor's clock, brought code answers later than its calls are said to take."""
+    found = replicate.kernel
+    if found is None or found.outside_s is None:
+        return None
+    told_s = float(np.median(replicate.samples[variant.workload.primary]))
+    if not is_later(found, told_s):
+        return None
+    return _contradicted(
+        f"A call is said to take {1e6 * told_s:.4g} us, and of calls with fresh inputs, whose answers were read, each "
+        f"took {1e6 * found.outside_s:.4g} us"
+    )
 
 
 def idle_work(variant: Variant, evidence: Evidence) -> Disturbance | None:

@@ -50,8 +50,35 @@ class Implemented(Workload):
         return self.model_dump(mode="json", exclude={"implementations"})
 
 
-class OperatorRequest(Request, ABC):
+class Calls(Request):
     """One batch of equal calls."""
+
+    def __init__(self, runtime: OperatorRuntime, operator: TimedOperator) -> None:
+        """Calls the operator a few times to find out how many calls make a sample, and records it."""
+        self._operator, self._count = operator, 1
+        if self._sample_s() <= _LONG_CALL_SAMPLES * SAMPLE_S:
+            self._count = max(1, math.ceil(SAMPLE_S / min(self._sample_s() for _ in range(3))))
+        runtime.notes.record(calls_per_sample=self._count)
+
+    def _sample_s(self) -> float:
+        return self._operator.seconds(self._count)
+
+    def run(self) -> Mapping[str, float]:
+        return {"latency_s": self._sample_s() / self._count}
+
+    def check(self) -> Check:
+        return Check(self._sample_s())
+
+    def observe(self) -> None:
+        """Nothing is recorded beyond what was noted before."""
+
+    def fresh(self, seed: int) -> Self:
+        self._operator.redraw(seed)
+        return self
+
+
+class OperatorRequest(Calls, ABC):
+    """Calls whose result is checked by itself."""
 
     noun: ClassVar[str]
     """The operator's name in an error."""
@@ -59,15 +86,9 @@ class OperatorRequest(Request, ABC):
     """The metric of how much is done in a second, and how much is one of its unit."""
 
     def __init__(self, runtime: OperatorRuntime, operator: TimedOperator, amount: float) -> None:
-        """Calls the operator a few times to find out how many calls make a sample, and records it. `amount` is what
-        a call does: operations, or bytes."""
-        self._operator, self._amount, self._count = operator, amount, 1
-        if self._sample_s() <= _LONG_CALL_SAMPLES * SAMPLE_S:
-            self._count = max(1, math.ceil(SAMPLE_S / min(self._sample_s() for _ in range(3))))
-        runtime.notes.record(calls_per_sample=self._count)
-
-    def _sample_s(self) -> float:
-        return self._operator.seconds(self._count)
+        """`amount` is what a call does: operations, or bytes."""
+        self._amount = amount
+        super().__init__(runtime, operator)
 
     @abstractmethod
     def error_over_bound(self) -> float:
@@ -85,13 +106,6 @@ class OperatorRequest(Request, ABC):
             off = f"an element is off by {worst:.3g} times the dtype's worst rounding"
             return Check(request_s, f"The {self.noun} is wrong: {off}.")
         return Check(request_s, details={"error_over_bound": worst})
-
-    def observe(self) -> None:
-        """Nothing is recorded beyond what was noted before."""
-
-    def fresh(self, seed: int) -> Self:
-        self._operator.redraw(seed)
-        return self
 
 
 def checked_places(count: int) -> list[int]:
