@@ -10,6 +10,7 @@ import pytest
 from optigpu.client import Client
 from optigpu.report.numbers import MISSING
 from optigpu.vocabulary import Document
+from tests.engine.brought_kernels import HONEST
 from tests.journeys.machine import MEASURED, Machine, Station
 from tests.service.pages import Browser
 from tests.service.serving import serving
@@ -144,3 +145,27 @@ def test_a_job_that_waits_is_cancelled_and_never_begins(machine: Machine, tmp_pa
         assert machine.optigpu("cancel", job_id, "--url", served.url) == "The job is cancelled.\n"
         ended = served.client.get(f"/v1/jobs/{job_id}").json()
         assert (ended["state"], ended["attempts"]) == ("cancelled", [])
+
+
+def test_a_kernel_is_refused_until_the_operator_allows_it_and_then_measured(
+    station: Station, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    workload = {"kind": "kernel", "kernel": HONEST, "implementations": ["reference", "custom"]}
+    posted = job(workload=workload, model=None, measure=MEASURE | {"meters": ["latency"]})
+    answer = station.served.client.post("/v1/jobs", json=posted)
+    assert (answer.status_code, "OPTIGPU_KERNELS=true" in answer.json()["detail"]) == (403, True)
+    monkeypatch.setenv("OPTIGPU_KERNELS", "true")
+    refused = station.served.client.post("/v1/jobs", json=job(workload=workload | {"kernel": "x = ("}))
+    assert refused.status_code == 422
+    assert "the file is no Python" in refused.json()["detail"]
+    ended = station.finished(posted)
+    found = station.get(f"/v1/jobs/{ended.id}/results")["results"]
+    assert [each["variant"]["label"].split()[0] for each in found] == ["reference", "custom"]
+    assert 0 < found[1]["facts"]["kernel"]["error"] < found[1]["facts"]["kernel"]["tolerance"]
+    monkeypatch.delenv("OPTIGPU_KERNELS")
+    file = tmp_path / "kernel.py"
+    file.write_text(HONEST)
+    run = station.machine.measured(
+        "run", "--workload", "kernel", "--kernel", str(file), "--meters", "latency"
+    )
+    assert run["spec"]["workload"]["kernel"] == HONEST, "the command asks nobody"

@@ -19,6 +19,7 @@ from optigpu.models.reference import parse_reference
 from optigpu.store import events, jobs, leaderboard, leases, results
 from optigpu.store.database import Database, default_url
 from optigpu.vocabulary import JobState, VariantStatus, utc_now
+from tests.engine.brought_kernels import HONEST
 from tests.service.processes import eventually
 from tests.service.serving import (
     AT_ONCE,
@@ -98,6 +99,15 @@ def test_what_cannot_run_here_ends_its_variant_and_the_job_goes_on(database: Dat
     assert job.state is JobState.SUCCEEDED
     assert statuses(database, job_id) == [VariantStatus.UNSUPPORTED, VariantStatus.SUCCEEDED]
     assert "tf32" in (job.variants[0].reason or "")
+
+
+def test_a_worker_runs_no_code_of_a_job_unless_its_operator_allows_it(database: Database) -> None:
+    """Whatever the service that stored the job was told."""
+    job_id = submit(database, JobSpec.model_validate({"workload": {"kind": "kernel", "kernel": HONEST}}))
+    assert execute_next(worker_context(database))
+    job = look(database, job_id)
+    assert job.state is JobState.FAILED
+    assert "OPTIGPU_KERNELS=true, for the API and for each worker" in (job.reason or "")
 
 
 @pytest.mark.long
