@@ -101,9 +101,8 @@ class TorchKernel:
             self._keep(number, [*outputs, *inputs])
         durations = self._place.clock.seconds(marks)[::2]
         self._kept = self._room[: len(durations)]
-        with file.open(
-            "r+b" if file.exists() else "w+b"
-        ) as out:  # pages that are there are written faster than new ones
+        mode = "r+b" if file.exists() else "w+b"  # pages that are there are written faster than new ones
+        with file.open(mode) as out:
             for content in self._bytes():
                 out.write(content)
             out.truncate()
