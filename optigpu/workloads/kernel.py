@@ -1,9 +1,10 @@
 """kernel: a function that somebody brings in a file, against the reference beside it and torch.compile of that."""
 
 import ast
+import hashlib
 import math
 import os
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -36,7 +37,7 @@ def code_refusal(workload: Workload) -> str | None:
     )
 
 
-@cache
+@lru_cache(maxsize=16)
 def cases_of(text: str) -> tuple[Case, ...]:
     """The inputs of each case in a kernel's file, which is read and not run. Raises SpecError for a file without any,
     or without the two functions."""
@@ -106,11 +107,12 @@ def part_of(text: str, function: str) -> str:
     """A function of a file with what it uses of it, and nothing else: no statement that binds none of these names is
     left, so that what stands beside the function cannot change what it computes."""
     body = ast.parse(text).body
+    bindings = [bound(statement) for statement in body]
     wanted, kept = [function], set[int]()
     while wanted:
         name = wanted.pop()
         for place, statement in enumerate(body):
-            if place not in kept and (name in bound(statement) or _is_for_all(statement)):
+            if place not in kept and (name in bindings[place] or _is_for_all(statement)):
                 kept.add(place)
                 wanted += [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
     return ast.unparse(ast.Module([body[place] for place in sorted(kept)], []))
@@ -188,32 +190,40 @@ class Kernel(Workload):
         return tuple(",".join(map(_described, case)) for case in self.chosen)
 
     @property
-    def implementation(self) -> Implementation:
-        (implementation,) = self.implementations
-        return implementation
+    def implementation(self) -> str:
+        """That of a function that was brought has the hash of its file: two files may have the same reference."""
+        (name,) = self.implementations
+        return f"custom {_sha256(self.kernel)}" if name == "custom" else name
 
     @property
     def compiled(self) -> str | None:
-        return "compiled" if self.implementation == "custom" else None
+        return "compiled" if self.implementations == ("custom",) else None
 
     @property
     def compiles(self) -> bool:
-        return self.implementation == "compiled"
+        return self.implementations == ("compiled",)
 
     @property
     def referee(self) -> "Kernel | None":
         """The same by the implementation whose answers are right; None for that itself."""
-        if self.implementation == "reference":
+        if self.implementations == ("reference",):
             return None
         return self.model_copy(update={"implementations": ("reference",)})
 
     def identity(self) -> dict[str, object]:
-        return self.model_dump(mode="json", exclude={"implementations"})
+        """The reference with what it uses of the file, and its inputs: kernels for these are compared."""
+        reference = _sha256(part_of(self.kernel, "reference"))
+        shapes = {"inputs": self.described_cases, "dtypes": self.dtypes}
+        return {"kind": self.kind, "reference": reference} | shapes
 
     def prepare(self, runtime: OperatorRuntime) -> "KernelRequest":
         """Draws the inputs from the runtime's seed. Raises UnsupportedError where they do not fit the free memory, and
         OptiGPUError for a file that cannot be imported."""
         return KernelRequest(runtime, self)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _described(argument: Argument) -> str:
@@ -232,7 +242,7 @@ class KernelRequest(Calls):
         drawn = [each for each in case if isinstance(each, DrawnInput)]
         needed = sum(math.prod(each.shape) * (8 if each.below else WIDTHS[dtype]) for each in drawn)
         require_memory(runtime, 2 * needed, f"the inputs of {workload.label}")
-        function = "custom" if workload.implementation == "custom" else "reference"
+        function = "custom" if workload.implementations == ("custom",) else "reference"
         # What is right is computed by nothing but the reference's own part of the file.
         text = workload.kernel if function == "custom" else part_of(workload.kernel, function)
         self.operator: KernelOperator = runtime.kernel(

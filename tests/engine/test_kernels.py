@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from optigpu.documents.result import Outcome, VerdictReason
-from optigpu.job.spec import JobSpec
+from optigpu.job.plan import variants_of
+from optigpu.job.spec import JobSpec, Variant
 from optigpu.measure import Report, run
 from optigpu.report.ladder import ladder_grid
 from optigpu.vocabulary import VariantStatus
@@ -145,3 +146,15 @@ def test_the_reference_s_process_has_nothing_of_the_file_but_what_the_reference_
     part = part_of(text, "reference")
     assert "return torch.softmax(x @ weight, dim=-1)" in part
     assert not [word for word in ("print", "slow", "INPUTS", "PAST", "set_num_threads") if word in part]
+
+
+def test_files_with_the_same_reference_share_a_board_and_their_kernels_have_places_of_their_own() -> None:
+    def variant(text: str) -> Variant:
+        workload = {"kind": "kernel", "kernel": text, "implementations": ["custom"]}
+        (found,) = variants_of(JobSpec.model_validate({"workload": workload}))
+        return found
+
+    one, same = variant(HONEST), variant(HEAD + "custom = reference  # faster\n")
+    other = variant(HONEST.replace("dim=-1", "dim=0"))
+    assert one.workload_digest == same.workload_digest != other.workload_digest
+    assert one.digest != same.digest
