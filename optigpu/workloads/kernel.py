@@ -4,11 +4,12 @@ import ast
 import hashlib
 import math
 import os
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from optigpu.backends.operators import DrawnInput, KernelCall, KernelOperator, OperatorRuntime
 from optigpu.documents.facts import Answers
@@ -25,6 +26,12 @@ MOST_CASES, MOST_ARGUMENTS, MOST_ELEMENTS = 16, 32, 2**31
 ACCEPTED = "OPTIGPU_KERNELS"
 """The environment variable by which an operator allows a service and its workers to run code that jobs bring."""
 HOW = "INPUTS = [((1024, 4096), (4096,))], def reference(x, weight) and def custom(x, weight), for example"
+
+
+_SHAPE: TypeAdapter[tuple[int, ...]] = TypeAdapter(
+    Annotated[tuple[Annotated[int, Field(strict=True, ge=1)], ...], Field(min_length=1, max_length=8)]
+)
+_BELOW: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(strict=True, ge=1, lt=2**62)])
 
 
 def code_refusal(workload: Workload) -> str | None:
@@ -66,7 +73,9 @@ def cases_of(text: str) -> tuple[Case, ...]:
 
 def _case(given: object) -> Case:
     if not isinstance(given, list | tuple) or not 1 <= len(given) <= MOST_ARGUMENTS:
-        raise SpecError(f"a case of INPUTS is a tuple of 1 to {MOST_ARGUMENTS} inputs, and {given!r} is none")
+        raise SpecError(
+            f"a case of INPUTS is a tuple of 1 to {MOST_ARGUMENTS} inputs, and {repr(given)[:80]} is none"
+        )
     case = tuple(_argument(each) for each in given)
     drawn = [each for each in case if isinstance(each, DrawnInput)]
     if not drawn or sum(math.prod(each.shape) for each in drawn) > MOST_ELEMENTS:
@@ -81,15 +90,14 @@ def _argument(given: object) -> Argument:
     """A shape, {"shape": SHAPE, "below": N} for whole numbers below N, or a number that is passed as it is."""
     if isinstance(given, bool | int) or (isinstance(given, float) and math.isfinite(given)):
         return given
-    shape, below = (given.get("shape"), given.get("below")) if isinstance(given, dict) else (given, None)
-    is_shape = isinstance(shape, list | tuple) and all(type(each) is int and each > 0 for each in shape)
-    is_range = below is None if not isinstance(given, dict) else type(below) is int and 0 < below < 2**62
-    if not (is_shape and shape and is_range):
-        raise SpecError(
-            f'an input is a shape such as (1024, 4096), {{"shape": (8, 128), "below": 50257}} or a number, and '
-            f"{given!r} is none"
-        )
-    return DrawnInput(tuple(shape), below)
+    whole = isinstance(given, dict) and set(given) == {"shape", "below"}
+    shape, below = (given["shape"], given["below"]) if isinstance(given, dict) and whole else (given, None)
+    with suppress(ValidationError):
+        return DrawnInput(_SHAPE.validate_python(shape), _BELOW.validate_python(below) if whole else None)
+    raise SpecError(
+        f'an input is a shape such as (1024, 4096), {{"shape": (8, 128), "below": 50257}} or a number, and '
+        f"{repr(given)[:80]} is none"
+    )
 
 
 def bound(statement: ast.stmt) -> set[str]:
@@ -213,8 +221,8 @@ class Kernel(Workload):
     def identity(self) -> dict[str, object]:
         """The reference with what it uses of the file, and its inputs: kernels for these are compared."""
         reference = _sha256(part_of(self.kernel, "reference"))
-        shapes = {"inputs": self.described_cases, "dtypes": self.dtypes}
-        return {"kind": self.kind, "reference": reference} | shapes
+        shapes: dict[str, object] = {"inputs": self.described_cases, "dtypes": self.dtypes}
+        return shapes | {"kind": self.kind, "reference": reference}
 
     def prepare(self, runtime: OperatorRuntime) -> "KernelRequest":
         """Draws the inputs from the runtime's seed. Raises UnsupportedError where they do not fit the free memory, and

@@ -138,8 +138,8 @@ class TorchKernel:
 
     def _plain(self, returned: Returned) -> list[torch.Tensor]:
         """Raises OptiGPUError for anything but plain tensors on the device: one may compute when it is read."""
-        found = list(returned) if isinstance(returned, list | tuple) else [returned]
-        for each in found:
+        found = [returned] if isinstance(returned, torch.Tensor) else returned
+        for each in found if isinstance(found, list | tuple) else [found]:
             if type(each) is not torch.Tensor or each.layout is not torch.strided:
                 what = type(each).__name__ if type(each) is not torch.Tensor else f"{each.layout} tensor"
                 raise OptiGPUError(
@@ -149,7 +149,7 @@ class TorchKernel:
                 raise OptiGPUError(
                     f"{self._call.function} returned a tensor on {each.device.type}, not on {self._place.name}."
                 )
-        return found
+        return list(found)
 
     def _empty(self, dtype: torch.dtype) -> list[torch.Tensor | bool | int | float]:
         return [
