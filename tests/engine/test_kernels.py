@@ -60,7 +60,7 @@ def test_a_kernel_is_compared_with_its_reference_and_with_that_compiled(tmp_path
         assert found is not None
         assert (found.inputs, found.dtype, found.tolerance) == ("64x384,384x384", "float32", 1e-4)
         assert found.error < found.tolerance
-        assert found.answers > 12
+        assert found.answers >= 10
         reasons = set(result.verdict.reasons)
         assert not reasons & {VerdictReason.CLOCK_CONTRADICTED, VerdictReason.CACHED_RESULT}, result.verdict
     assert len({result.variant.workload_digest for result in report.results}) == 1

@@ -5,7 +5,6 @@ Nothing that this process says of its answers or of its speed is believed withou
 """
 
 import hashlib
-import math
 import resource
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from contextlib import suppress
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+import psutil
 import torch
 
 from optigpu.backends.operators import DrawnInput, KernelCall
@@ -25,6 +25,8 @@ from optigpu.vocabulary import DeviceKind, OptiGPUError
 CPU_SETS_BYTES, GPU_SETS_BYTES, MOST_SETS = 2**26, 2**28, 1024
 """So many bytes of inputs are called in turn, which is more than the caches near the cores, or a GPU's L2, hold: a call
 must not find its inputs where the one before left them."""
+MEMORY_SHARE = 0.8
+"""Of the host's free memory that the function may take."""
 MODULE = "optigpu_brought_kernel"
 Returned = torch.Tensor | Sequence[torch.Tensor]
 
@@ -48,7 +50,7 @@ class TorchKernel:
         self._kept: Sequence[list[torch.Tensor]] = ()
         self.redraw(place.seed)
         torch.set_grad_enabled(False)
-        if place.device is DeviceKind.CPU:
+        if place.device is DeviceKind.CPU and sys.platform == "linux":
             _bound_memory()
         function = imported(call.text, call.function)
         self._function: Callable[..., Returned] = (
@@ -165,9 +167,9 @@ def _part(tensor: torch.Tensor) -> AnswerPart:
 
 
 def _bound_memory() -> None:
-    """An allocation beyond the host's free memory is an error in this process, before the kernel has to kill one."""
-    held = math.ceil(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-    most = free_bytes(DeviceKind.CPU) + 2 * held
+    """An allocation beyond most of the host's free memory is an error in this process, before the kernel has to kill
+    one."""
+    most = psutil.Process().memory_info().data + int(MEMORY_SHARE * free_bytes(DeviceKind.CPU))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     with suppress(ValueError, OSError):  # a lower limit stays
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
