@@ -17,8 +17,7 @@ import psutil
 import torch
 
 from optigpu.backends.operators import DrawnInput, KernelCall
-from optigpu.backends.torch.device import TorchDevice
-from optigpu.backends.torch.memory import free_bytes
+from optigpu.backends.torch.device import TorchDevice, free_bytes
 from optigpu.documents.facts import AnswerPart, Answers
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 

@@ -22,9 +22,8 @@ from optigpu.backends.operators import (
 )
 from optigpu.backends.runtime import MemoryPeaks
 from optigpu.backends.torch.attention import attention_kernels, one_of_kernels
-from optigpu.backends.torch.device import TorchDevice, calls_s
+from optigpu.backends.torch.device import TorchDevice, calls_s, free_bytes, operator_peaks_of
 from optigpu.backends.torch.kernels import TorchKernel
-from optigpu.backends.torch.memory import free_bytes, operator_peaks_of
 from optigpu.backends.torch.profile import TorchRuntime
 from optigpu.ops.norm.fused_norm import add_layer_norm, add_rms_norm, norm_backend
 from optigpu.vocabulary import DeviceKind, UnsupportedError

@@ -47,8 +47,7 @@ from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, Ho
 from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.documents.events import VariantStarted
 from optigpu.documents.facts import KernelFacts, WeightFacts
-from optigpu.job.estimate import START
-from optigpu.job.first_guess import ROUGH_QUALITY_S
+from optigpu.job.estimate import ROUGH_QUALITY_S, START
 from optigpu.job.spec import Variant
 from optigpu.meters import METERS
 from optigpu.models.reference import parse_reference
