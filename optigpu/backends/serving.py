@@ -101,9 +101,10 @@ class StreamingRuntime(DecodingRuntime, Protocol):
 class TellingRuntime(EncodingRuntime, Protocol):
     """Further methods of a backend that gives no logits, and log-probabilities of the most likely tokens instead."""
 
-    def telling(self, reference: str | None = None, *, by_chat: bool = False) -> Telling:
-        """Finds out how the server, or the one that `reference` names, is to be asked. In a chat it predicts an answer
-        to the text. Raises UnsupportedError where it tells none, or has other tokens."""
+    def telling(self, most: int | None, reference: str | None = None, *, by_chat: bool = False) -> Telling:
+        """Finds out how the server, or the one that `reference` names, is to be asked, for `most` tokens at each
+        position or the most below that it takes (None: up to 1,000). In a chat it predicts an answer to the text.
+        Raises UnsupportedError where it tells none, or has other tokens."""
 
 
 class Arrivals:

@@ -177,7 +177,7 @@ class ToldFacts(Frozen):
     asked_in: str  # the interface that has the log-probabilities
     tokens: int  # that were asked for at each position
     rest: float  # mean probability that the reference gives to tokens that were not told; they are one bucket
-    kld_low: float  # bound of kld_mean from below, which holds without an assumption, in nats
+    kld_low: float  # bound of kld_mean from below, in nats: the server's float32 is allowed for, nothing else assumed
     kld_high: float  # from above: kld_mean itself, where it was compared with fp32
     top1_agreement: float
     assumed: float  # the most by which log-probabilities are taken to be below the reference's on average in the rest

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol, Self
+from typing import Annotated, ClassVar, Literal, Protocol, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -68,6 +68,11 @@ class QualityOptions(Frozen):
         max_length=2000,
         description="Of the backend endpoint: another server, as URL#MODEL, which servers are compared with instead of "
         "with the fp32 model.",
+    )
+    probabilities: Annotated[int, Field(ge=1, le=10_000_000)] | Literal["all"] | None = Field(
+        None,
+        description="Of the backend endpoint: of how many tokens the server is asked for log-probabilities at each "
+        'position, or "all"; of less where it refuses. Null: 1,000.',
     )
     items: int = Field(200, ge=2, le=100_000, description="How many items of hellaswag count.")
 

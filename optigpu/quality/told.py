@@ -19,8 +19,17 @@ other side only. With the assumption that the mean of log(P_j / Q_j) over the re
 L is the largest of what is known of such means at any position, and at each position no less than what is known there:
 the mean over the less likely half of the returned tokens; log(p / q), which the mean over the rest is not below (the
 same inequality); and the mean of log(P_j / m), which it is not below either. Where p is below a thousandth rounding
-decides what is known, which then counts at that position alone. Where all tokens are returned p is 0, nothing is
-assumed, and both bounds are the divergence.
+decides what is known, which then counts at that position alone. Where all tokens are returned p is 0 and nothing is
+assumed.
+
+Rounding. A server adds the exponentials of its logits in float32. Of n additions in a row each is wrong by at most 2^-24
+of the sum (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2), and all log-probabilities that it
+tells are too large or too small by the same, up to n 2^-24: 0.003 nat where a vocabulary of 49,152 is added one by one.
+Each is also rounded by itself, by at most ROUNDING. By the chain rule (Cover and Thomas, theorem 2.5.3) the bound below
+is P(S) K + d(P(S), Q(S)): K is the divergence among the tokens of S, which no common factor changes, and d that of two
+buckets. K may be 2 ROUNDING too large, and d is taken where Q(S), as it can be, is nearest to P(S). The bound above is
+raised by all of it. Where all tokens are told their sum shows the common factor: both bounds are the divergence, to
+2 ROUNDING.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -34,8 +43,11 @@ from optigpu.quality.divergence import Agreement, Array, Logits, log_probabiliti
 from optigpu.quality.passages import Passage
 from optigpu.vocabulary import OptiGPUError
 
-ROUNDING = 1e-6
-"""Probabilities that were rounded to float32 add up to 1 but for less than this."""
+ROUNDING = 1e-5
+"""In nats: what float32 makes of one log-probability down to LEAST_LOG, apart from the sum: a difference, an exponential,
+a quotient and a logarithm, each by a few 2^-24 of at most 80."""
+SUMMING = 2.0**-24
+"""The most that one addition in float32 is wrong by, as a share of the sum."""
 LEAST_REST = 1e-3
 """The probability of the rest from which on what is known at a position counts at all positions."""
 LEAST_LOG = -80.0
@@ -44,13 +56,15 @@ LEAST_LOG = -80.0
 
 class Told(NamedTuple):
     """What a server tells for the token `target`, the `position`-th predicted token of all passages: log-probabilities
-    `logs` [k] in nats of `tokens` [k]. `first` is the most likely one, None where its id is not known."""
+    `logs` [k] in nats of `tokens` [k], of which all may be too large or too small by the same, up to `common`. `first`
+    is the most likely one, None where its id is not known."""
 
     position: int
     target: int
     tokens: NDArray[np.int64]
     logs: Array
     first: int | None
+    common: float
 
     @property
     def log_likelihood(self) -> float:
@@ -75,12 +89,14 @@ class Telling:
 class Expected(NamedTuple):
     """The reference at such a position: log-probabilities `logs` [k] of the tokens that were told; the probability of
     all others together, `rest`, and the mean of their log-probabilities weighted by it, `outside`, minus infinity where
-    it is not known; and the most likely token."""
+    it is not known; the most likely token; and what `logs` are rounded by, all by the same and each."""
 
     logs: Array
     rest: float
     outside: float
     first: int | None
+    common: float = 0.0
+    rounding: float = 0.0
 
 
 def expected_by_logits(logits: Logits, told: Told) -> Expected:
@@ -97,7 +113,7 @@ def expected_by_told(theirs: Told, told: Told) -> tuple[Expected, Told]:
     _, mine, its = np.intersect1d(told.tokens, theirs.tokens, return_indices=True)
     rest = max(1.0 - float(np.exp(theirs.logs[its]).sum()), 0.0)
     both = told._replace(tokens=told.tokens[mine], logs=told.logs[mine])
-    return Expected(theirs.logs[its], rest, -np.inf, theirs.first), both
+    return Expected(theirs.logs[its], rest, -np.inf, theirs.first, theirs.common, ROUNDING), both
 
 
 @dataclass
@@ -115,23 +131,26 @@ class Bounded:
         if told.first is None or expected.first is None or not len(told.tokens):
             self.left_out += 1
             return
-        weights, rest = np.exp(expected.logs), expected.rest
+        weights, rest, each = np.exp(expected.logs), expected.rest, expected.rounding + ROUNDING
         parts = weights * (expected.logs - told.logs)
-        total = float(np.exp(told.logs).sum())
-        if total > 1.0 + 1000 * ROUNDING:
+        part, share, total = float(parts.sum()), float(weights.sum()), float(np.exp(told.logs).sum())
+        others = _others(told.common + ROUNDING, total, 1.0 - total)
+        if others[1] <= 0:
             raise OptiGPUError(f"Probabilities that the server told at one position add up to {total:.4f}.")
-        others = max(1.0 - total, 0.0) + ROUNDING
-        bucket = float(np.log(rest / others)) if rest > 0 else 0.0
+        among = max(part + share * (np.log(total / share) - 2 * each), 0.0)
+        low = np.exp(-expected.common) * among + _buckets(
+            _others(expected.common + expected.rounding, share, rest), others
+        )
         # The target is told even where it is unlikely, and then bounds no other token.
         least = float(told.logs[told.tokens != told.target].min(initial=0.0))
         half = told.logs <= np.median(told.logs)
         tail = float(parts[half].sum() / weights[half].sum())
-        part = float(parts.sum())
+        bucket = float(np.log(rest / others[1])) if rest > 0 else 0.0
         known = max(tail, bucket, expected.outside - least)
         if rest >= LEAST_REST:
             self.assumed = max(self.assumed, known)
-        self.low.append(max(part + rest * bucket, 0.0), told.first == expected.first, told.position)
-        self._parts.append((part, rest, known))
+        self.low.append(float(low), told.first == expected.first, told.position)
+        self._parts.append((part + told.common + expected.common + 2 * each, rest, known))
 
     @property
     def high(self) -> Agreement:
@@ -146,3 +165,19 @@ class Bounded:
     def rest(self) -> float:
         """The mean probability that the reference gives to tokens that were not told."""
         return float(np.mean([rest for _, rest, _ in self._parts] or 0.0))
+
+
+def _others(rounding: float, told: float, rest: float) -> tuple[float, float]:
+    """The least and the most that all tokens have that were not told, where logs of the others, whose probabilities add
+    up to `told`, are off by at most `rounding`; `rest` is what is left by them."""
+    return max(rest - told * float(np.expm1(rounding)), 0.0), min(
+        rest - told * float(np.expm1(-rounding)), 1.0
+    )
+
+
+def _buckets(expected: tuple[float, float], found: tuple[float, float]) -> float:
+    """The least divergence of two buckets of which the second has something within these limits."""
+    if expected[0] <= found[1] and found[0] <= expected[1]:
+        return 0.0
+    p, q = (expected[0], found[1]) if expected[0] > found[1] else (expected[1], found[0])
+    return float(sum(a * np.log(a / b) for a, b in ((p, q), (1 - p, 1 - q)) if a > 0))

@@ -24,6 +24,7 @@ TINY = "bundled:tiny"
 TEXT = "file:text.txt"
 WAYS = ("prompt_logprobs", "echo")
 MOST = 20
+VOCABULARY = 2048
 
 
 class Model:
@@ -100,6 +101,22 @@ def test_what_a_server_tells_bounds_the_divergence_of_the_same_model_here(report
     assert abs(value(served, "top1_agreement") - value(here, "top1_agreement")) <= 0.02
     np.testing.assert_allclose(value(served, "perplexity"), value(here, "perplexity"), rtol=0.01)
     assert "written as those of the job's model" in facts.vocabulary
+
+
+def test_all_tokens_tell_the_divergence_itself(
+    model: Model, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with serving(telling("prompt_logprobs", model.logits, model.write, 10_000)) as server:
+        beside = [{"backend": "endpoint", "endpoint": f"{server.url}#tiny", "label": "served"}]
+        quality = QUALITY | {"tokens": 48, "probabilities": "all"}
+        spec = quick_job(stack=[{"name": "bf16"}], beside=beside, measure=MEASURE | {"quality": quality})
+        results = by_label(measured(spec, tmp_path_factory.mktemp("locks")))
+    facts = told(results.pop("served"))
+    (here,) = results.values()
+    assert facts.tokens == VOCABULARY
+    assert 0 < facts.kld_high - facts.kld_low <= 5e-5
+    assert facts.kld_low - 1e-5 <= value(here, "kld_mean") * 1.02
+    assert value(here, "kld_mean") <= facts.kld_high * 1.02 + 1e-5
 
 
 def test_two_servers_of_one_model_agree_and_it_is_no_distance_from_fp32(

@@ -16,11 +16,14 @@ from tokenizers import Tokenizer
 from optigpu.backends.endpoint.client import StreamError
 from optigpu.documents.endpoints import Endpoint
 from optigpu.quality.passages import Passage
-from optigpu.quality.told import LEAST_LOG, Telling, Told
+from optigpu.quality.told import LEAST_LOG, SUMMING, Telling, Told
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 MOST = (1000, 100, 20, 5)
 """So many tokens are asked for at each position: the first number that the server takes."""
+LANES = 8
+"""Sums in float32 that run beside each other at least, but for llama-server's single one: so many has a vector of
+torch's on the smallest CPU, numpy in blocks, and a GPU more."""
 LEAST_SHARE = 0.5
 """Of the tokens that a server returns, so many at least are written as by the job's model; special ones may differ."""
 _BY_ID = "token_id:"
@@ -240,25 +243,33 @@ class Asking:
         return found
 
     def _told(self, position: int, target: int, tokens: Tokens) -> Told:
-        logs: dict[int, float] = {}
-        first, most_likely = None, -np.inf
+        by_id: dict[int, float] = {}
+        first, most_likely, seen = None, -np.inf, set()
         for token in tokens:
-            log = token.logprob
+            number, log = self.words.id_of(token), token.logprob
+            seen.add(number)
             if log is None or not log > LEAST_LOG:
                 continue
-            number = self.words.id_of(token)
             if log > most_likely:
                 first, most_likely = number, log
             if number is not None:
-                logs[number] = min(log, 0.0)
-        return Told(position, target, np.array(list(logs), np.int64), np.array(list(logs.values())), first)
+                by_id[number] = log
+        logs = np.array(list(by_id.values()))
+        common = self.words.size * SUMMING / (1 if self.way.of_llama_server else LANES)
+        if None not in seen and len(seen) == self.words.size:
+            # All are told: what their sum differs from 1 by is the server's rounding.
+            logs, common = logs - np.log(np.exp(logs).sum()), 0.0
+        return Told(position, target, np.array(list(by_id), np.int64), np.minimum(logs, 0.0), first, common)
 
 
-def telling_of(ask: Ask, words: Vocabulary, prompt: list[int], ways: Sequence[Way] = WAYS) -> Telling:
-    """How the server tells log-probabilities, found by asking for those of a short prompt in each way. Raises
-    UnsupportedError where it tells none, with what it said, and where its tokens are others."""
+def telling_of(
+    ask: Ask, words: Vocabulary, prompt: list[int], asked: int | None, ways: Sequence[Way] = WAYS
+) -> Telling:
+    """How the server tells log-probabilities of up to `asked` tokens, found by asking for those of a short prompt in
+    each way. Raises UnsupportedError where it tells none, with what it said, and where its tokens are others."""
     said = "It ignores what asks for them."
-    for way, most in product(ways, MOST):
+    first = () if asked is None else (min(asked, words.size),)
+    for way, most in product(ways, first + tuple(each for each in MOST if not first or each < first[0])):
         asking = Asking(ask, words, way, most)
         try:
             found = asking.tokens(prompt, most)

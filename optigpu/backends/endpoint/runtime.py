@@ -166,7 +166,7 @@ class EndpointRuntime(DecodingEngine):
         self._completions = self.streams()
         self._requests = 0
         self._words, self._answer_s = words, order.answer_s
-        self._tellings: dict[tuple[str | None, bool], Telling] = {}
+        self._tellings: dict[tuple[int | None, str | None, bool], Telling] = {}
         self._others: list[Completions] = []
 
     @property
@@ -201,15 +201,14 @@ class EndpointRuntime(DecodingEngine):
         tokens = [each.ids or (UNTOLD,) * new_tokens for each in batch]
         return Generation(np.array(tokens, np.int64), gaps_of(batch))
 
-    def telling(self, reference: str | None = None, *, by_chat: bool = False) -> Telling:
+    def telling(self, most: int | None, reference: str | None = None, *, by_chat: bool = False) -> Telling:
         """Asks the first time only."""
-        found = self._tellings.get((reference, by_chat))
+        found = self._tellings.get((most, reference, by_chat))
         if found is None:
             prompt = np.random.default_rng(self.seed).integers(self.facts.vocabulary, size=PROBED_TOKENS)
-            found = telling_of(
-                self._asking(reference), self._words, prompt.tolist(), (CHAT,) if by_chat else WAYS
-            )
-            self._tellings[reference, by_chat] = found
+            ways = (CHAT,) if by_chat else WAYS
+            found = telling_of(self._asking(reference), self._words, prompt.tolist(), most, ways)
+            self._tellings[most, reference, by_chat] = found
         return found
 
     def _asking(self, reference: str | None) -> Ask:
