@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from optigpu.load.queries import Load, Query
+from optigpu.load.queries import Load, Query, go_on
 from optigpu.load.served import Run, Seen, Served
 
 if TYPE_CHECKING:  # a backend imports the workloads, which import this
@@ -57,7 +57,7 @@ class Sender:
     """Sends the queries of a load, whose run begins now. Moments are in seconds from there."""
 
     def __init__(self, load: Load, clock: Clock) -> None:
-        self._ahead = deque(load.queries)
+        self._ahead, self._following = deque(load.first), load.following
         self._clock, self._began = clock, clock.now()
         self._has_clients = load.clients is not None
         self._sent: list[Sent] = []
@@ -72,13 +72,15 @@ class Sender:
         return found
 
     def ended(self, served: Served) -> None:
-        """A query was answered: its client, if it has one, sends the next."""
+        """A query was answered: its client, if it has one, sends the next, and so does who had a conversation."""
         if self._has_clients:
             self._send(served.ended_s)
+        if following := self._following.get(served.query.number):
+            self._sent.append(Sent(following, served.ended_s))
 
     def wait(self) -> bool:
         """Called when the server is empty: returns when a query has come, or False when there will be no more."""
-        if self._has_clients or not self._ahead:
+        if self._sent or self._has_clients or not self._ahead:
             return bool(self._sent)
         self._clock.wait_until(self._began + self._ahead[0].arrival_s)
         return True
@@ -105,9 +107,16 @@ class Batching:
     def __init__(self, slots: "Slots", clock: Clock | None = None) -> None:
         self._slots, self._clock = slots, clock or Clock()
 
-    def run(self, load: Load, prompts: Sequence[Sequence[int]]) -> Run:
+    def run(self, load: Load, prompts: Sequence[list[int]]) -> Run:
         """Ends when every query has all of its tokens."""
-        return self.serve(Sender(load, self._clock), lambda query: prompts[query.number])
+
+        def prompt(query: Query) -> Sequence[int]:
+            if query.after is not None:
+                before = self._answered[query.after]
+                go_on(prompts, before.query, before.tokens, query)
+            return prompts[query.number]
+
+        return self.serve(Sender(load, self._clock), prompt)
 
     def serve(self, sender: Sender, prompt: Callable[[Query], Sequence[int]]) -> Run:
         """Ends when the sender says that no more will come, and all are answered. `prompt` gives the token ids."""
@@ -115,6 +124,7 @@ class Batching:
         self._queue: deque[tuple[Sent, float]] = deque()
         self._running: dict[int, _Running] = {}
         self._seen: list[Seen] = []
+        self._answered = dict[int, Served]()
         free, served = deque(range(self._slots.count)), list[Served]()
         self._notice(sender)
         while self._queue or self._running or sender.wait():
@@ -127,6 +137,7 @@ class Batching:
                 self._slots.leave(slot)
                 free.append(slot)
                 served.append(done)
+                self._answered[done.query.number] = done
                 sender.ended(done)
         served.sort(key=lambda each: (each.intended_s, each.query.number))
         return Run(tuple(served), tuple(self._seen), self._now_s)

@@ -3,13 +3,14 @@
 Source: Reddi et al., MLPerf Inference Benchmark, 2019, arXiv:1911.02549. `closed` and `trace` are none of MLPerf's.
 """
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from optigpu.documents.fields import parse_json, refusing
 from optigpu.documents.load import ScenarioName
@@ -25,13 +26,28 @@ Span = tuple[int, int]
 @dataclass(frozen=True)
 class Query:
     """One request: its number from 0, when it is to be sent (or, later, its client is free), in seconds from the
-    begin, and its lengths in tokens. Prompts whose first `blocks` are the same begin with the same tokens."""
+    begin, and its lengths in tokens. Prompts whose first `blocks` are the same begin with the same tokens.
+
+    One turn of a conversation is sent when that of the number `after` has ended. `texts` are what was said before it,
+    and the answer last: its lengths, and the ids of its `prompt`, are known once these are `encoded`."""
 
     number: int
     arrival_s: float
     prompt_tokens: int
     new_tokens: int
     blocks: tuple[int, ...] = ()
+    after: int | None = None
+    texts: tuple[str, ...] = ()
+    prompt: tuple[int, ...] = ()
+
+    def encoded(self, encode: Callable[[str], Sequence[int]]) -> "Query":
+        """With the ids of its texts; as it is without any. An answer of one token counts as two."""
+        if not self.texts:
+            return self
+        ids = [tuple(encode(text)) for text in self.texts]
+        *said, answer = [each if len(each) > 1 else (*each, *each) or (0, 0) for each in ids]
+        prompt = tuple(token for each in said for token in each)
+        return replace(self, prompt_tokens=len(prompt), new_tokens=len(answer), texts=(), prompt=prompt)
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,24 @@ class Load:
 
     queries: tuple[Query, ...]
     clients: int | None = None
+
+    @property
+    def first(self) -> tuple[Query, ...]:
+        """Those that wait for no other."""
+        return tuple(query for query in self.queries if query.after is None)
+
+    @property
+    def following(self) -> Mapping[int, Query]:
+        """The next turn, by the number of the one before."""
+        return {query.after: query for query in self.queries if query.after is not None}
+
+
+def go_on(prompts: Sequence[list[int]], before: Query, tokens: Sequence[int], query: Query) -> None:
+    """Puts the answer that was given before into the prompt of the next turn, in the place of the recorded one; not
+    where its tokens are unknown."""
+    if len(tokens) == before.new_tokens:
+        begin = [*prompts[before.number], *tokens]
+        prompts[query.number][: len(begin)] = begin
 
 
 BLOCK_TOKENS = 512
@@ -87,12 +121,42 @@ class GuideLLMLine(Frozen):
         return Query(number, 0.0, self.prompt_tokens_count, self.output_tokens_count)
 
 
-def _kind_of(line: object) -> type[TraceLine | MooncakeLine | GuideLLMLine]:
+ANSWERING = ("gpt", "assistant", "chatgpt", "model", "bing", "bard")
+
+
+class _Said(BaseModel):
+    model_config = ConfigDict(frozen=True)  # whatever else others write of a message
+    who: str = Field(alias="from")
+    value: str
+
+
+class ShareGPTLine(Frozen):
+    """One conversation as ShareGPT has it, after `tools` and `system`: each answer in it is a request."""
+
+    id: JsonValue = None
+    tools: JsonValue = None
+    system: str = ""
+    conversations: tuple[_Said, ...] = Field(min_length=1, strict=False)
+
+    def turns(self, number: int) -> list[Query]:
+        """The requests of the conversation, whose first has this number."""
+        tools = self.tools if isinstance(self.tools, str) else json.dumps(self.tools) if self.tools else ""
+        said, found = [text for text in (tools, self.system) if text], list[Query]()
+        for each in self.conversations:
+            if said and each.who in ANSWERING:
+                place = number + len(found)
+                texts = (*said, each.value)
+                found.append(Query(place, 0.0, 1, 2, after=place - 1 if found else None, texts=texts))
+            said.append(each.value)
+        if not found:
+            raise SpecError(f"no answer follows a question; answers are from {', '.join(ANSWERING)}.")
+        return found
+
+
+def _kind_of(line: object) -> type[TraceLine | MooncakeLine | GuideLLMLine | ShareGPTLine]:
     fields = line if isinstance(line, Mapping) else {}
     if "conversations" in fields:
-        raise SpecError(
-            "it holds texts, as ShareGPT's does; give the lengths in tokens of prompt and answer."
-        )
+        return ShareGPTLine
     if "timestamp" in fields:
         return MooncakeLine
     return GuideLLMLine if "prompt_tokens_count" in fields else TraceLine
@@ -100,17 +164,21 @@ def _kind_of(line: object) -> type[TraceLine | MooncakeLine | GuideLLMLine]:
 
 def read_trace(text: str) -> tuple[Query, ...]:
     """The queries of a trace in the order of arrival: JSON lines of arrival_s, prompt_tokens and output_tokens, or
-    Mooncake's or GuideLLM's. Empty lines are passed over. Raises SpecError that names the first line that is not
-    one."""
+    Mooncake's, GuideLLM's or ShareGPT's, the last also as one array. Empty lines are passed over. Raises SpecError that
+    names the first line that is not one."""
     queries: list[Query] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(_lines(text), 1):
         if not line.strip():
             continue
         try:
             parsed = parse_json(line.encode(errors="surrogatepass"), "it")
             kind = _kind_of(parsed)
             with refusing(kind):
-                query = kind.model_validate(parsed).query(len(queries))
+                read = kind.model_validate(parsed)
+            if isinstance(read, ShareGPTLine):
+                queries += read.turns(len(queries))
+                continue
+            query = read.query(len(queries))
         except SpecError as error:
             why = "; ".join(str(error).splitlines())
             raise SpecError(f"line {number} of the trace is wrong: {why}") from None
@@ -126,6 +194,14 @@ def read_trace(text: str) -> tuple[Query, ...]:
             '"output_tokens": 32}.'
         )
     return tuple(queries)
+
+
+def _lines(text: str) -> Sequence[str]:
+    """One for each element where the text is an array."""
+    if not text.lstrip().startswith("["):
+        return text.splitlines()
+    whole = parse_json(text.encode(errors="surrogatepass"), "the trace")
+    return [json.dumps(each) for each in whole] if isinstance(whole, list) else []
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from optigpu.load.queries import Load, Query
+from optigpu.load.queries import Load, Query, go_on
 from optigpu.vocabulary import OptiGPUError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Run:
 class Server(Protocol):
     """Something that takes the queries of a load and answers them."""
 
-    def run(self, load: Load, prompts: Sequence[Sequence[int]]) -> Run:
+    def run(self, load: Load, prompts: Sequence[list[int]]) -> Run:
         """One run; `prompts` are the token ids of each query's prompt, by its number."""
 
 
@@ -87,10 +87,10 @@ class Streaming:
         """`connect` makes new connections, closed with the context."""
         self._connect = connect
 
-    def run(self, load: Load, prompts: Sequence[Sequence[int]]) -> Run:
+    def run(self, load: Load, prompts: Sequence[list[int]]) -> Run:
         """Ends when every stream has ended, whole or not. Raises OptiGPUError for one that is overdue: a server that
         hangs would keep each query that follows as long."""
-        self._prompts, self._under_way = prompts, 0
+        self._prompts, self._following, self._under_way = prompts, load.following, 0
         self._served: list[Served] = []
         self._seen: list[Seen] = []
         seconds = asyncio.run(self._send_all(load))
@@ -102,7 +102,10 @@ class Streaming:
 
         async def at_its_moment(query: Query) -> None:
             await asyncio.sleep(max(0.0, query.arrival_s - self._now_s))
-            await self._send(streams, query, query.arrival_s)
+            ended_s = await self._send(streams, query, query.arrival_s)
+            while following := self._following.get(query.number):
+                query = following
+                ended_s = await self._send(streams, query, ended_s)
 
         async def client() -> None:
             ended_s = 0.0
@@ -114,7 +117,7 @@ class Streaming:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     if load.clients is None:
-                        for query in load.queries:
+                        for query in load.first:
                             tasks.create_task(at_its_moment(query))
                     for _ in range(min(load.clients or 0, len(ahead))):
                         tasks.create_task(client())
@@ -140,6 +143,8 @@ class Streaming:
         moments = (intended_s, noticed_s, first_s, ended_s)
         problem = _problem(query, streamed)
         self._served.append(Served(query, *moments, streamed.tokens, streamed.ids or (), problem))
+        if following := self._following.get(query.number):
+            go_on(self._prompts, query, streamed.ids or (), following)
         return ended_s
 
     def _count(self, change: int, moment_s: float) -> None:

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice, pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from optigpu.backends.runtime import DecodingRuntime, Ids
+from optigpu.backends.runtime import DecodingRuntime, EncodingRuntime, Ids
 from optigpu.backends.serving import ServingRuntime, StreamingRuntime
 from optigpu.documents.facts import ModelFacts
 from optigpu.documents.load import QUERY_METRICS, AloneAgreement, LoadFacts, LoadRun, ScenarioName
@@ -131,11 +131,14 @@ class ServingRequest(LoadRequest):
         lengths = (query.prompt_tokens for query in load.queries)
         own = [self._tokens(self._source, length) for length in lengths]
         common = self._tokens(self._source, self._shared) if self._shared else []
-        run = int(self._source.integers(2**31)) if any(query.blocks for query in load.queries) else 0
+        is_told = any(query.blocks or query.prompt for query in load.queries)
+        run = int(self._source.integers(2**31)) if is_told else 0
         found = []
         for query, prompt in zip(load.queries, own, strict=True):
             blocks = [self._tokens(np.random.default_rng((run, each)), BLOCK_TOKENS) for each in query.blocks]
-            begin = [*common, *chain(*blocks)][: len(prompt)]
+            # The first token of a conversation is another one in each run: no cache of prompts answers it.
+            told = [run % self._runtime.facts.vocabulary, *query.prompt[1:]] if query.prompt else []
+            begin = [*common, *chain(*blocks), *told][: len(prompt)]
             found.append([*begin, *prompt[len(begin) :]])
         return found
 
@@ -145,8 +148,8 @@ class ServingRequest(LoadRequest):
 
     def _alone(self, query: Query, prompt: Sequence[int]) -> tuple[int, ...]:
         if isinstance(self._runtime, StreamingRuntime):
-            load = Load((replace(query, number=0, arrival_s=0.0),))
-            return self._server().run(load, [prompt]).served[0].tokens
+            load = Load((replace(query, number=0, arrival_s=0.0, after=None),))
+            return self._server().run(load, [[*prompt]]).served[0].tokens
         found: list[int] = self._runtime.generate(np.array([prompt]), query.new_tokens).tokens[0].tolist()
         return tuple(found)
 
@@ -232,7 +235,7 @@ class Serve(Workload):
         min_length=1,
         max_length=LONGEST_TRACE,
         description="Of trace: a JSON line of arrival_s, prompt_tokens and output_tokens for each request, or those of "
-        "Mooncake's or GuideLLM's files.",
+        "Mooncake's or GuideLLM's files; or ShareGPT's conversations.",
     )
     queries: int | None = Field(16, ge=1, le=20_000, description="How many requests a run has.")
     prompt_tokens: PromptTokens | None = Field(
@@ -317,7 +320,8 @@ class Serve(Workload):
     @property
     def generated_tokens(self) -> int | None:
         if self.trace:
-            return sum(query.new_tokens for query in read_trace(self.trace))
+            queries = read_trace(self.trace)
+            return None if any(each.texts for each in queries) else sum(each.new_tokens for each in queries)
         return None if self.new_tokens_most else (self.queries or 0) * (self.new_tokens or 0)
 
     def check(self, model: ModelFacts) -> str | None:
@@ -326,7 +330,7 @@ class Serve(Workload):
     def prepare(self, runtime: DecodingRuntime) -> ServingRequest:
         """Makes the queue before the engine, or the connections to the server. Raises UnsupportedError where the
         engine cannot let sequences join and leave."""
-        schedule = self.schedule
+        schedule = self._encoded(runtime)
         limits = Limits(self.ttft_s, self.tpot_s)
         facts = LoadFacts(
             scenario=self.scenario,
@@ -348,6 +352,21 @@ class Serve(Workload):
         return ServingRequest(
             runtime, lambda: Batching(slots()), schedule, limits, facts, self.shared_tokens or 0
         )
+
+    def _encoded(self, runtime: DecodingRuntime) -> Schedule:
+        """With the lengths of texts. Raises UnsupportedError where there is no tokenizer, or one is too long."""
+        schedule = self.schedule
+        if not any(query.texts for query in schedule.trace):
+            return schedule
+        if not isinstance(runtime, EncodingRuntime):
+            raise UnsupportedError(
+                "The trace holds texts, and this engine has no tokenizer; give lengths in tokens."
+            )
+        encode = cache(runtime.encode)
+        schedule = replace(schedule, trace=tuple(each.encoded(encode) for each in schedule.trace))
+        if problem := exceeds_context(runtime.facts, schedule.longest, "the longest conversation"):
+            raise UnsupportedError(problem)
+        return schedule
 
     @property
     def schedule(self) -> Schedule:

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from optigpu.backends.endpoint.client import Completions, Server
-from optigpu.child.messages import Assignment, Metered, Ready, Round, RunMeter, RunRound
+from optigpu.child.messages import Assignment, Metered, Ready, Refused, Round, RunMeter, RunRound
 from optigpu.cli import app
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
 from optigpu.documents.events import Event, VariantFinished
@@ -217,6 +217,36 @@ def test_a_server_is_checked_timed_and_told(workload: dict[str, Any]) -> None:
         metered = ask(child, RunMeter(meter="quality"))
         assert isinstance(metered, Metered)
         assert "does not tell which tokens it decoded" in metered.reasons["alone_agreement"]
+
+
+SAID = [("human", "Who was the king of France?"), ("gpt", "It was a long list."), ("human", "Name two.")]
+SAID += [("gpt", "Louis and Charles, both.")]
+TALK = json.dumps([{"conversations": [{"from": who, "value": text} for who, text in SAID]}] * 2)
+TALKING: dict[str, Any] = {"kind": "serve", "scenario": "trace", "trace": TALK}
+
+
+@pytest.mark.slow
+def test_conversations_go_on_from_the_answers_of_a_server() -> None:
+    spec = {"workload": TALKING, "model": "bundled:tiny", "backend": "endpoint"}
+    with serving(Telling(confused=False)) as server, in_process() as child:
+        asked = JobSpec.model_validate(spec | {"endpoint": f"{server.url}#tiny"})
+        child.tell(assigned(asked, here()).model_copy(update={"folder": tempfile.mkdtemp()}))
+        found = answer(child)
+        assert isinstance(found, Ready), found
+        assert (found.problem, found.facts.scenario) == (None, "trace")
+        bodies: list[Any] = [each.body for each in server.completions()[-4:]]
+    *firsts, second, _ = sorted(bodies, key=lambda body: len(body["prompt"]))
+    begin = firsts[0]["prompt"]
+    given = [sum(begin) + number + 1 for number in range(firsts[0]["max_tokens"])]
+    assert second["prompt"][: len(begin) + len(given)] == [*begin, *given]
+
+
+@pytest.mark.slow
+def test_conversations_are_decoded_by_an_engine_here_and_need_a_tokenizer() -> None:
+    for model, kind in (("bundled:tiny", Ready), (MODEL, Refused)):
+        with in_process() as child:
+            child.tell(assignment(TALKING, model))
+            assert isinstance(answer(child), kind)
 
 
 @pytest.mark.slow

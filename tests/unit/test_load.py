@@ -1,5 +1,6 @@
 """A load on a simulated engine with its own clock: what theory says, and the search for the highest rate."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -146,8 +147,42 @@ def test_traces_of_others_are_read() -> None:
     assert read_trace(moon) == (Query(0, 1.5, 600, 4, (7, 9)),)
     guide = '{"prompt": "a b", "prompt_tokens_count": 2, "output_tokens_count": 3}'
     assert read_trace(guide) == (Query(0, 0.0, 2, 3),)
-    with pytest.raises(SpecError, match="as ShareGPT's does"):
+
+
+CHAT = [
+    {"from": "system", "value": "be brief"},
+    {"from": "human", "value": "one two"},
+    {"from": "gpt", "value": "three four five"},
+    {"from": "human", "value": "six", "weight": 1},
+    {"from": "gpt", "value": "seven"},
+    {"from": "human", "value": "no answer"},
+]
+
+
+@pytest.mark.parametrize("form", ["array", "lines"])
+def test_each_answer_of_a_conversation_is_a_request_after_all_that_was_said(form: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    rows = [{"id": "a", "conversations": CHAT}, {"tools": tools, "conversations": CHAT[1:3]}]
+    text = json.dumps(rows, indent=1) if form == "array" else "\n".join(map(json.dumps, rows))
+    first, second, other = read_trace(text)
+    assert [each.after for each in (first, second, other)] == [None, 0, None]
+    assert second.texts == ("be brief", "one two", "three four five", "six", "seven")
+    assert other.texts[0] == json.dumps(tools)
+    encoded = [each.encoded(lambda text: [len(word) for word in text.split()]) for each in (first, second)]
+    assert [(each.prompt_tokens, each.new_tokens) for each in encoded] == [(4, 3), (9, 2)]
+    assert encoded[1].prompt == (2, 5, 3, 3, 5, 4, 4, 3, 3)
+    with pytest.raises(SpecError, match="no answer follows"):
         read_trace('{"conversations": [{"from": "human", "value": "a"}]}')
+
+
+def test_a_turn_follows_the_answer_that_was_given() -> None:
+    queries = (Query(0, 0.0, 2, 3), Query(1, 0.0, 6, 2, after=0), Query(2, 0.0, 2, 40))
+    prompts = [[1, 2], [1, 2, 9, 9, 9, 7], [3, 4]]
+    clock = VirtualClock()
+    run = Batching(SimulatedSlots(clock, 4, STEP_S, STEP_S), clock).run(Load(queries), prompts)
+    first, second, _ = sorted(run.served, key=lambda each: each.query.number)
+    assert second.intended_s == first.ended_s
+    assert prompts[1] == [1, 2, *first.tokens, 7] == [1, 2, 0, 0, 0, 7]
 
 
 @pytest.mark.parametrize(
