@@ -10,8 +10,10 @@ import pytest
 from optigpu.client import Client
 from optigpu.report.numbers import MISSING
 from optigpu.vocabulary import Document
-from tests.engine.brought_kernels import HONEST
+from tests.engine.test_endpoint_quality import Model
 from tests.journeys.machine import MEASURED, Machine, Station
+from tests.servers.completions import serving as telling_server
+from tests.servers.telling import telling
 from tests.service.pages import Browser
 from tests.service.serving import serving
 
@@ -127,6 +129,30 @@ def test_of_a_job_that_fails_half_way_the_other_half_is_kept(on_sqlite: Station)
     lost = on_sqlite.finished(none)
     assert (lost.state, lost.variants[0].status) == ("failed", "unsupported")
     on_sqlite.optigpu("watch", lost.id, status=(1,))
+
+
+def test_a_server_is_put_under_load_its_quality_bounded_and_both_are_ranked_and_shown(
+    on_sqlite: Station,
+) -> None:
+    model = Model()
+    load = {"kind": "serve", "scenario": "closed", "clients": 2, "queries": 4}
+    load |= {"prompt_tokens": 8, "new_tokens": 4}
+    with telling_server(telling("prompt_logprobs", model.logits, model.write, 20)) as server:
+        ended = on_sqlite.finished(job(workload=load, backend="endpoint", endpoint=f"{server.url}#tiny"))
+    assert ended.state == "succeeded"
+    (result,) = on_sqlite.get(f"/v1/jobs/{ended.id}/results")["results"]
+    told = result["facts"]["quality"]["told"]
+    assert 0 < told["kld_low"] < told["kld_high"] == value(result, "kld_mean")
+    assert value(result, "requests_per_s") > 0
+    assert "does not tell which tokens" in result["metrics"]["alone_agreement"]["reason"]
+    (row,) = on_sqlite.rows(workload="serve").values()
+    assert (row["result_id"], row["backend"]) == (result["id"], "endpoint")
+    assert row["kld_mean"] == told["kld_high"]
+    with Browser(on_sqlite.served) as browser:
+        page = browser.read(f"/results/{result['id']}")
+        assert "kld_mean" in page
+        assert "goodput" in page
+        assert "endpoint" in browser.read("/?include_invalid=true&backend=endpoint")
 
 
 def by_flags(request: Document) -> tuple[str, ...]:
