@@ -22,14 +22,14 @@ same inequality); and the mean of log(P_j / m), which it is not below either. Wh
 decides what is known, which then counts at that position alone. Where all tokens are returned p is 0 and nothing is
 assumed.
 
-Rounding. A server adds the exponentials of its logits in float32. Of n additions in a row each is wrong by at most 2^-24
-of the sum (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2), and all log-probabilities that it
-tells are too large or too small by the same, up to n 2^-24: 0.003 nat where a vocabulary of 49,152 is added one by one.
-Each is also rounded by itself, by at most ROUNDING. By the chain rule (Cover and Thomas, theorem 2.5.3) the bound below
-is P(S) K + d(P(S), Q(S)): K is the divergence among the tokens of S, which no common factor changes, and d that of two
-buckets. K may be 2 ROUNDING too large, and d is taken where Q(S), as it can be, is nearest to P(S). The bound above is
-raised by all of it. Where all tokens are told their sum shows the common factor: both bounds are the divergence, to
-2 ROUNDING.
+Rounding. A server adds the exponentials of its logits in float32. Of n additions in a row each is wrong by at most
+2^-24 of the sum (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2), and all log-probabilities
+that it tells are too large or too small by the same, up to n 2^-24: 0.003 nat where a vocabulary of 49,152 is added one
+by one. Each is also rounded by itself, by at most ROUNDING. By the chain rule (Cover and Thomas, theorem 2.5.3) the
+bound below is P(S) K + d(P(S), Q(S)): K is the divergence among the tokens of S, which no common factor changes, and d
+that of two buckets. K may be 2 ROUNDING too large, and d is taken where Q(S), as it can be, is nearest to P(S). The
+bound above is raised by all of it. Where all tokens are told their sum shows the common factor: both bounds are the
+divergence, to 2 ROUNDING.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -44,8 +44,8 @@ from optigpu.quality.passages import Passage
 from optigpu.vocabulary import OptiGPUError
 
 ROUNDING = 1e-5
-"""In nats: what float32 makes of one log-probability down to LEAST_LOG, apart from the sum: a difference, an exponential,
-a quotient and a logarithm, each by a few 2^-24 of at most 80."""
+"""In nats: what float32 makes of one log-probability down to LEAST_LOG, apart from the sum: a difference, an
+exponential, a quotient and a logarithm, each by a few 2^-24 of at most 80."""
 SUMMING = 2.0**-24
 """The most that one addition in float32 is wrong by, as a share of the sum."""
 LEAST_REST = 1e-3
