@@ -22,7 +22,7 @@ from benchmarks.document import say, write
 from benchmarks.load import Load, beside
 from optigpu.documents.fields import read_json
 from optigpu.gate.bisect import Search
-from optigpu.gate.decision import Verdict, loss_of, verdicts
+from optigpu.gate.decision import GateVerdict, loss_of, verdicts
 from optigpu.gate.figures import wanted
 from optigpu.gate.states import worktrees
 from optigpu.gate.turns import GateError, Rules, Side, compare
@@ -254,7 +254,7 @@ def goals(figures: Mapping[str, Any]) -> list[tuple[str, bool]]:
         found.append((f"simulated: {power:.0%} found what was said to be found (80%)", power >= LEAST_FOUND))
     same = [each for each in figures["real"] if each["planted"] == 0]
     if same:
-        false = np.mean([each["verdict"] == Verdict.WORSE for each in same])
+        false = np.mean([each["verdict"] == GateVerdict.WORSE for each in same])
         found.append((f"real: {false:.1%} of {len(same)} called worse (2%)", bool(false <= MOST_FALSE)))
     if figures["bisected"]:
         share = np.mean(figures["bisected"])

@@ -21,6 +21,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from optigpu.documents.devices import DeviceReportPage, DeviceReportView, EdgeBoard, EdgeModelView, EdgePage
 from optigpu.documents.fields import line
+from optigpu.documents.gates import GateOutcome, GatePage, GateRequest, GateView
 from optigpu.documents.views import (
     ArtifactsView,
     Comparison,
@@ -100,6 +101,17 @@ class Client:
     def import_run(self, document: Mapping[str, Any]) -> JobView:
         """Enters a run that was kept elsewhere as a job that has ended."""
         return _view(JobView, self._call("POST", "/v1/imports", json=dict(document)))
+
+    def add_gate(self, series: str, outcome: GateOutcome) -> GateView:
+        """Keeps what a gate found in a series."""
+        document = GateRequest(series=series, outcome=outcome).model_dump(mode="json")
+        return _view(GateView, self._call("POST", "/v1/gates", json=document))
+
+    def gates(
+        self, series: str | None = None, limit: int | None = None, cursor: str | None = None
+    ) -> GatePage:
+        """A page of gates, newest first."""
+        return self._get(GatePage, "gates", series=series, limit=limit, cursor=cursor)
 
     def job(self, job_id: str) -> JobView:
         """One job with its attempts and variants."""

@@ -2,6 +2,7 @@
 
 import shlex
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +13,14 @@ from typer.core import TyperCommand
 
 from optigpu.cli.measuring import Stop, ended_when_stopped
 from optigpu.cli.output import echo
+from optigpu.cli.remote import ApiKey, connect
 from optigpu.vocabulary import Better, OptiGPUError, SpecError
 
 if TYPE_CHECKING:
     from typer._click import Context
 
+    from optigpu.client import Client
+    from optigpu.documents.gates import GateOutcome
     from optigpu.gate.turns import Rules, Side
 
 ERROR = 3
@@ -24,6 +28,9 @@ ERROR = 3
 USAGE = 2
 STOPPED = "Stopped, and nothing was decided."
 LARGEST_LIMIT = 0.5
+MOST_CHARACTERS = 200
+"""Of a series' name."""
+SHOWN_GATES = 20
 
 
 class GateCommand(TyperCommand):
@@ -81,6 +88,11 @@ def gate(
     seed: Seed = 0,
     json_: Annotated[File, typer.Option("--json", help="Also write the outcome into this file.")] = None,
     markdown: Annotated[File, typer.Option(help="Also write the comment into this file.")] = None,
+    url: Annotated[Text, typer.Option(help="A service that keeps the outcome in a series.")] = None,
+    api_key: ApiKey = None,
+    series: Annotated[
+        Text, typer.Option(help="The series' name there. Default: the command and the metric.")
+    ] = None,
 ) -> None:
     """Say whether one state of something is worse than another: two revisions, wheels or commands, run by turns.
 
@@ -105,6 +117,7 @@ def gate(
             "and --head-command."
         )
     ((kind, *names),) = asked
+    service = connect(url, api_key) if url else None
     with ended_when_stopped(STOPPED) as stop, ShareProgress(console(stderr=True)) as progress:
         progress.show("building")
         with _sides(kind, [name or "" for name in names], command, repository, setup, stop) as sides:
@@ -126,7 +139,29 @@ def gate(
         except OSError as error:
             raise OptiGPUError(f"{path} cannot be written: {error.strerror}; name another file.") from None
     echo(comment(outcome), nl=False)
+    if service is not None:
+        _keep(
+            service,
+            series or f"{command or head_command or head_wheel}, {outcome.metric}"[:MOST_CHARACTERS],
+            outcome,
+        )
     raise typer.Exit(outcome.exit_status)
+
+
+def _keep(service: "Client", series: str, outcome: "GateOutcome") -> None:
+    """A service that fails changes no verdict: it is told on stderr."""
+    try:
+        with service:
+            kept = service.add_gate(series, outcome)
+            known = service.gates(series, limit=SHOWN_GATES).gates
+    except OptiGPUError as error:
+        echo(f"The outcome was not kept: {error}", err=True)
+        return
+    verdicts = Counter(each.outcome.verdict.value for each in known)
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+    echo(
+        f"Kept as gate {kept.id} of the series {series!r}, whose last {len(known)} were: {counted}.", err=True
+    )
 
 
 def bisect(

@@ -20,6 +20,7 @@ class AuditAction(StrEnum):
     DEVICE_KEY_REQUESTED = "device.key_requested"
     DEVICE_REVOKED = "device.revoked"
     EDGE_MODEL_ADDED = "edge_model.added"
+    GATE_ADDED = "gate.added"
     JOB_CANCELLED = "job.cancelled"
     JOB_RETRIED = "job.retried"
     JOB_SUBMITTED = "job.submitted"
@@ -59,6 +60,7 @@ class WebhookEvent(StrEnum):
     """An event that webhooks can ask for."""
 
     ALERT_FIRED = "alert.fired"
+    GATE_WORSE = "gate.worse"
     JOB_FINISHED = "job.finished"
     REGRESSION_FOUND = "regression.found"
 

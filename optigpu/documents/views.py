@@ -398,8 +398,8 @@ class ComparedResult(Frozen):
 class MetricComparison(Frozen):
     """One metric of two results. `ratio` is candidate over baseline with its 95% interval; a metric that may be zero or
     negative has a `difference` instead. `paired`: the interval is over pairs (processes side by side, or windows of the
-    same text). What is `exact` is counted, and has no interval. Any other null `ci` or `decision` has a `reason`, and
-    so has a decision from single processes."""
+    same text). `chance` is how often a difference as large is seen where there is none. What is `exact` is counted, and
+    has no interval. Any other null `ci` or `decision` has a `reason`, and so has a decision from single processes."""
 
     unit: str
     better: Better
@@ -409,6 +409,7 @@ class MetricComparison(Frozen):
     difference: float | None = None
     ci: tuple[float, float] | None = None
     decision: Decision | None = None
+    chance: float | None = None
     paired: bool = False
     exact: bool = False
     reason: str | None = None

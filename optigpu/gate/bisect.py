@@ -7,9 +7,9 @@ that was found, so that commits without it and commits with it are equally easy 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from optigpu.gate.decision import Verdict
+from optigpu.documents.gates import GateOutcome, GateVerdict
 from optigpu.gate.states import Commit, Repository
-from optigpu.gate.turns import GateError, Outcome, Rules, Stop, compare
+from optigpu.gate.turns import GateError, Rules, Stop, compare
 
 
 @dataclass(frozen=True)
@@ -20,19 +20,19 @@ class Found:
     last_good: Commit
     first_bad: Commit
     between: tuple[Commit, ...]
-    outcome: Outcome
+    outcome: GateOutcome
     asked: int
 
     @property
     def is_cause(self) -> bool:
-        return self.outcome.verdict is Verdict.WORSE and not self.between
+        return self.outcome.verdict is GateVerdict.WORSE and not self.between
 
     @property
     def exit_status(self) -> int:
         """0: the cause was found; 1: the bad commit is no worse than the good one; 2: it cannot be said."""
         if self.is_cause:
             return 0
-        return 1 if self.outcome.verdict is Verdict.NO_WORSE and self.asked == 1 else 2
+        return 1 if self.outcome.verdict is GateVerdict.NO_WORSE and self.asked == 1 else 2
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Search:
         """Raises GateError if the good or the bad commit cannot be measured."""
         good, bad = 0, len(self.commits) - 1
         outcome = self._gate(good, bad)
-        if outcome.verdict is not Verdict.WORSE:
+        if outcome.verdict is not GateVerdict.WORSE:
             return self._found(good, bad, outcome)
         self.rules = replace(self.rules, worse_than=outcome.loss / 2)
         left_out: set[int] = set()
@@ -63,16 +63,16 @@ class Search:
                 self.tell(f"{self.commits[middle].shown} is left out: {error}")
                 left_out.add(middle)
                 continue
-            if outcome.verdict is Verdict.CANNOT_SAY:
+            if outcome.verdict is GateVerdict.CANNOT_SAY:
                 return self._found(good, bad, outcome)
-            good, bad = (good, middle) if outcome.verdict is Verdict.WORSE else (middle, bad)
+            good, bad = (good, middle) if outcome.verdict is GateVerdict.WORSE else (middle, bad)
         return self._found(good, bad, outcome if len(self.commits) == 2 else self._gate(good, bad))
 
-    def _found(self, good: int, bad: int, outcome: Outcome) -> Found:
+    def _found(self, good: int, bad: int, outcome: GateOutcome) -> Found:
         between = tuple(self.commits[good + 1 : bad])
         return Found(self.commits[good], self.commits[bad], between, outcome, self.asked)
 
-    def _gate(self, good: int, bad: int) -> Outcome:
+    def _gate(self, good: int, bad: int) -> GateOutcome:
         self.asked += 1
         base, head = (
             self.repository.side(commit.shown, commit, self.command)

@@ -3,9 +3,9 @@
 import math
 import statistics
 
+from optigpu.documents.gates import GateOutcome, GateVerdict
 from optigpu.gate.bisect import Found
-from optigpu.gate.decision import FEWEST_PAIRS, Verdict
-from optigpu.gate.turns import Outcome
+from optigpu.gate.decision import FEWEST_PAIRS
 from optigpu.report.formats import Grid, columns, markdown
 from optigpu.report.numbers import duration, short
 from optigpu.vocabulary import Better
@@ -13,7 +13,7 @@ from optigpu.vocabulary import Better
 UNKNOWN = "unknown"
 
 
-def comment(outcome: Outcome) -> str:
+def comment(outcome: GateOutcome) -> str:
     """The outcome as Markdown."""
     better = {Better.HIGHER: "more is better", Better.LOWER: "less is better"}[outcome.better]
     sides = (("base", outcome.base, outcome.base_figures), ("head", outcome.head, outcome.head_figures))
@@ -34,12 +34,12 @@ def comment(outcome: Outcome) -> str:
     return f"### Gate: {title}\n\n{markdown(grid)}\nRepeat it:\n\n```\n{outcome.repeat}\n```\n"
 
 
-def _findable(outcome: Outcome) -> str:
+def _findable(outcome: GateOutcome) -> str:
     if outcome.smallest_loss_found is not None:
         return (
             "The smallest loss that this run, in the whole of its time, would have found four times of five: "
             f"**{outcome.smallest_loss_found:.1%}**."
-            + (" Raise --minutes to decide." if outcome.verdict is Verdict.CANNOT_SAY else "")
+            + (" Raise --minutes to decide." if outcome.verdict is GateVerdict.CANNOT_SAY else "")
         )
     pairs = len(outcome.base_figures)
     minutes = math.ceil(outcome.minutes * (FEWEST_PAIRS + 1) / pairs)

@@ -13,11 +13,11 @@ it is sqrt(n / k) times as many standard errors. The plan may shrink, when pairs
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from optigpu.documents.gates import GateVerdict
 from optigpu.statistics.estimates import Array
 from optigpu.statistics.within import middle
 
@@ -32,14 +32,6 @@ FEWEST_FOR_NOISE = 6
 _DRAWN_RUNS, _DRAWN_PAIRS = 400, 64
 _UNSEEN = 6.0
 """By simulation (benchmarks/gate.py): with it four of five find what is said to be found, by 12 pairs as by 100."""
-
-
-class Verdict(StrEnum):
-    """How a gate ends."""
-
-    NO_WORSE = "no worse"
-    WORSE = "worse"
-    CANNOT_SAY = "cannot say"
 
 
 @dataclass(frozen=True)
@@ -66,9 +58,11 @@ def verdicts(losses: Array, planned: int, limit: float) -> NDArray[np.int64]:
     return np.asarray(worse.astype(np.int64) - (from_limit <= -LIMIT_ERRORS * wider))
 
 
-def verdict_of(losses: Array, planned: int, limit: float) -> Verdict:
+def verdict_of(losses: Array, planned: int, limit: float) -> GateVerdict:
     """The verdict after the last of `losses` [pairs]."""
-    return (Verdict.CANNOT_SAY, Verdict.WORSE, Verdict.NO_WORSE)[int(verdicts(losses, planned, limit)[-1])]
+    return (GateVerdict.CANNOT_SAY, GateVerdict.WORSE, GateVerdict.NO_WORSE)[
+        int(verdicts(losses, planned, limit)[-1])
+    ]
 
 
 def scores(losses: Array, at: float) -> Array:
@@ -78,6 +72,12 @@ def scores(losses: Array, at: float) -> Array:
     ranks = np.cumsum(np.triu(sides).sum(axis=-2), axis=-1)
     # A rank more or less changes the sum by two: half of that is the correction for continuity.
     return np.asarray(np.sign(ranks) * np.maximum(np.abs(ranks) - 1, 0) / _spread(count))
+
+
+def chance_of(losses: Array, planned: int) -> float:
+    """How often a loss as sure as that of `losses` [pairs] of `planned` pairs is seen at any look, without one."""
+    errors = float(scores(losses, 0.0)[-1]) / math.sqrt(planned / len(losses))
+    return min(1.0, math.erfc(errors / math.sqrt(2)))  # twice of one side: Levy's inequality
 
 
 def loss_of(losses: Array, planned: int, limit: float) -> Loss:

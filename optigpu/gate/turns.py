@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import numpy as np
 
-from optigpu.gate.decision import FEWEST_FOR_NOISE, Verdict, loss_of, verdict_of
+from optigpu.documents.gates import MOST_PAIRS, GateOutcome, GateVerdict
+from optigpu.gate.decision import FEWEST_FOR_NOISE, chance_of, loss_of, verdict_of
 from optigpu.gate.figures import FigureError, Wanted, figure_in
-from optigpu.vocabulary import Better, CancelledError, Frozen, OptiGPUError
+from optigpu.vocabulary import Better, CancelledError, OptiGPUError
 
-STATUS = {Verdict.NO_WORSE: 0, Verdict.WORSE: 1, Verdict.CANNOT_SAY: 2}
+STATUS = {GateVerdict.NO_WORSE: 0, GateVerdict.WORSE: 1, GateVerdict.CANNOT_SAY: 2}
 """The exit status of each verdict."""
-MOST_PAIRS = 1000
 LONGEST_RUN = 0.25
 """The share of the time that one run may take: with longer ones no verdict would be possible."""
 STEP_S = 0.1
@@ -81,31 +81,7 @@ class Rules:
         return float(-np.expm1(-loss) if self.is_rate else np.expm1(loss))
 
 
-class Outcome(Frozen):
-    """What a gate found. A loss is a share of the base's figure: 0.05 is 5% worse, -0.05 is 5% better; a ratio is that
-    of head to base. Intervals, and the smallest loss that would have been found, are null where pairs are too few."""
-
-    schema_version: Literal[1] = 1
-    verdict: Verdict
-    exit_status: int
-    metric: str
-    better: Better
-    worse_than: float
-    ratio: float
-    ratio_ci: tuple[float, float] | None
-    loss: float
-    loss_ci: tuple[float, float] | None
-    smallest_loss_found: float | None
-    base: str
-    head: str
-    base_figures: tuple[float, ...]
-    head_figures: tuple[float, ...]
-    seconds: float
-    minutes: float
-    repeat: str = ""
-
-
-def compare(base: Side, head: Side, rules: Rules, stop: Stop, tell: Callable[[float], None]) -> Outcome:
+def compare(base: Side, head: Side, rules: Rules, stop: Stop, tell: Callable[[float], None]) -> GateOutcome:
     """Runs each once to warm up, then pairs of both. `tell` hears the share of the time that has passed. Raises
     GateError if a command fails or prints no figure, CancelledError when it is stopped."""
     begun = time.monotonic()
@@ -115,8 +91,8 @@ def compare(base: Side, head: Side, rules: Rules, stop: Stop, tell: Callable[[fl
         if _figure(side, rules, until, stop) is None:
             raise GateError(f"The time was up before {side.label} had run once; raise --minutes.")
     pairs: list[tuple[float, float]] = []
-    first, planned, verdict = time.monotonic(), MOST_PAIRS, Verdict.CANNOT_SAY
-    while verdict is Verdict.CANNOT_SAY and len(pairs) < planned:
+    first, planned, verdict = time.monotonic(), MOST_PAIRS, GateVerdict.CANNOT_SAY
+    while verdict is GateVerdict.CANNOT_SAY and len(pairs) < planned:
         figures = {side is head: _figure(side, rules, until, stop) for side in order.sample((base, head), 2)}
         ours, theirs = figures[False], figures[True]
         if ours is None or theirs is None:
@@ -129,14 +105,14 @@ def compare(base: Side, head: Side, rules: Rules, stop: Stop, tell: Callable[[fl
         verdict = verdict_of(_losses(pairs, rules), planned, rules.limit)
     if not pairs:
         raise GateError("The time was up before one pair had run; raise --minutes.")
-    if verdict is Verdict.CANNOT_SAY:
+    if verdict is GateVerdict.CANNOT_SAY:
         planned = len(pairs)  # the time is up: this is the last look
     verdict = verdict_of(_losses(pairs, rules), planned, rules.limit)
     found = loss_of(_losses(pairs, rules), planned, rules.limit)
     loss, low, high = map(rules.share, (found.estimate, found.low, found.high))
     sign = -1 if rules.is_rate else 1
     sides = tuple(zip(*pairs, strict=True))
-    return Outcome(
+    return GateOutcome(
         verdict=verdict,
         exit_status=STATUS[verdict],
         metric=rules.wanted.metric or "seconds",
@@ -149,6 +125,7 @@ def compare(base: Side, head: Side, rules: Rules, stop: Stop, tell: Callable[[fl
         loss=loss,
         loss_ci=(low, high) if found.known else None,
         smallest_loss_found=None if found.findable is None else rules.share(found.findable),
+        chance=chance_of(_losses(pairs, rules), planned),
         base=base.label,
         head=head.label,
         base_figures=sides[0],

@@ -166,11 +166,14 @@ def _decided(
     evidence = evidence_of(name, change, baseline, candidate, as_ratio=as_ratio)
     bounds: Bounds | None = None
     decision = Decision.UNDECIDED
+    chance = None
     if as_ratio and evidence:
         change = evidence.ratio or change
         bounds = factor_bounds(change, evidence.estimate)
         decision = decide_ratio(evidence.estimate, both.better, single_sides=evidence.single_sides)
+        chance = with_processes(evidence.estimate, evidence.single_sides).chance()
     elif evidence and not evidence.single_sides:  # what processes differ by is known as a ratio only
+        chance = evidence.estimate.chance()
         low, high = map(float, evidence.estimate.bounds())
         bounds, decision = (low, high), decide_difference(evidence.estimate, both.better)
     found = both.model_copy(update={"ratio" if as_ratio else "difference": change})
@@ -180,7 +183,13 @@ def _decided(
         reason = " ".join(filter(None, reasons)) or NO_INTERVAL
         return found.model_copy(update={"decision": Decision.UNDECIDED, "reason": reason})
     single = SINGLE_REPLICATE if evidence.single_sides else None
-    update = {"ci": bounds, "decision": decision, "paired": evidence.paired, "reason": single}
+    update = {
+        "ci": bounds,
+        "decision": decision,
+        "chance": chance,
+        "paired": evidence.paired,
+        "reason": single,
+    }
     return found.model_copy(update=update)
 
 
@@ -218,11 +227,17 @@ def decide_ratio(logarithm: Estimate, better: Better, *, single_sides: int = 0) 
         low, high = map(float, logarithm.bounds(0.90))
         is_within = low >= -math.log1p(MARGIN) and high <= math.log1p(MARGIN)
         return Decision.EQUIVALENT if is_within else decide_difference(logarithm, better)
-    # With the variation between processes that a side of one process does not show. It is taken as known: only the
-    # estimate's own part has few degrees of freedom.
+    return decide_difference(with_processes(logarithm, single_sides), better)
+
+
+def with_processes(logarithm: Estimate, single_sides: int) -> Estimate:
+    """With the variation between processes that a side of one process does not show. It is taken as known: only the
+    estimate's own part has few degrees of freedom."""
+    if single_sides == 0:
+        return logarithm
     own, others = logarithm.error**2, single_sides * PROCESSES_DIFFER**2
     freedom = logarithm.freedom * ((own + others) / np.maximum(own, 1e-12)) ** 2
-    return decide_difference(replace(logarithm, error=np.sqrt(own + others), freedom=freedom), better)
+    return replace(logarithm, error=np.sqrt(own + others), freedom=freedom)
 
 
 def decide_difference(estimate: Estimate, better: Better) -> Decision:

@@ -43,15 +43,20 @@ def t_quantiles(probability: float, freedom: Array) -> Array:
 
 @lru_cache(maxsize=8192)
 def _quantile(probability: float, freedom: float) -> float:
-    """With t = sqrt(freedom) tan(angle), the density of the angle is proportional to cos(angle) ** (freedom - 1)."""
     # Beyond ten standard deviations of the angle there is nothing of a narrow density.
-    last = min(math.pi / 2, 10 / math.sqrt(freedom))
-    angles = np.linspace(0.0, last, _STEPS + 1)
-    density = np.cos(angles) ** (freedom - 1)
-    area = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1]))) * (last / _STEPS / 2)
-    half = math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2)) * math.sqrt(math.pi) / 2
-    angle = float(np.interp((2 * probability - 1) * half, area, angles))
+    angles, area = _angles(0.0, min(math.pi / 2, 10 / math.sqrt(freedom)), freedom)
+    angle = float(np.interp(2 * probability - 1, area, angles))
     return math.sqrt(freedom) * math.tan(angle)
+
+
+def _angles(first: float, last: float, freedom: float) -> tuple[Array, Array]:
+    """Angles, and how often |t| lies between `first` and each of them: with t = sqrt(freedom) tan(angle), the density
+    of the angle is proportional to cos(angle) ** (freedom - 1)."""
+    angles = np.linspace(first, last, _STEPS + 1)
+    density = np.cos(angles) ** (freedom - 1)
+    area = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1]))) * ((last - first) / _STEPS / 2)
+    half = math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2)) * math.sqrt(math.pi) / 2
+    return angles, area / half
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,15 @@ class Estimate:
         """The two-sided interval."""
         half = t_quantiles((1 + confidence) / 2, self.freedom) * self.error
         return self.centre - half - self.below, self.centre + half + self.above
+
+    def chance(self) -> float:
+        """How often an estimate is as far from 0 where the truth is 0: 1 less the largest confidence whose interval
+        leaves 0 out."""
+        error, freedom = float(self.error), min(float(self.freedom), _MOST_FREEDOM)
+        away = max(float(self.centre) - self.below, -float(self.centre) - self.above)
+        if away <= 0 or error <= 0:
+            return 0.0 if away > 0 else 1.0
+        return float(_angles(math.atan(away / error / math.sqrt(freedom)), math.pi / 2, freedom)[1][-1])
 
     def upper(self, confidence: float = 0.95) -> Array:
         return np.asarray(self.centre + t_quantiles(confidence, self.freedom) * self.error + self.above)

@@ -120,12 +120,16 @@ def _fire(session: Session, rule: AlertRule, result: Result, more: Document) -> 
     webhooks.record(session, WebhookEvent.ALERT_FIRED, data | dict(more), rule.fired_at)
 
 
-def look_for_regression(session: Session, before: str | None, result: Result) -> None:
-    """Tells the webhooks if the result took the place of the result `before` and its primary metric is statistically
-    worse. Nothing is compared where no webhook asks for the event."""
+def look_for_regression(
+    session: Session, before: str | None, entry: LeaderboardEntry, result: Result
+) -> None:
+    """Tells the webhooks if the result of `entry` took the place of the result `before`, its primary metric is
+    statistically worse, and that is rare enough beside what the current results of all other places came with. Nothing
+    is compared where no webhook asks for the event."""
     if before is None or not webhooks.subscribers(session, WebhookEvent.REGRESSION_FOUND):
         return
-    from optigpu.statistics.compare import NotComparableError, compare  # here, because it loads numpy
+    from optigpu.statistics.compare import NotComparableError, compare  # here, because they load numpy
+    from optigpu.statistics.levels import discovered
 
     variant = result.variant
     try:
@@ -133,7 +137,16 @@ def look_for_regression(session: Session, before: str | None, result: Result) ->
     except NotComparableError:
         return
     metric = comparison.metrics.get(variant.primary_metric)
-    if metric is None or metric.decision is not Decision.WORSE:
+    is_worse = metric is not None and metric.decision is Decision.WORSE
+    entry.chance = metric.chance or 0.0 if metric and is_worse else 1.0
+    table = LeaderboardEntry
+    current = (
+        table.standing == Standing.CURRENT,
+        table.chance.is_not(None),
+        table.result_id != entry.result_id,
+    )
+    others = session.scalars(select(table.chance).where(*current)).all()
+    if metric is None or not is_worse or not discovered(entry.chance, (each or 0.0 for each in others)):
         return
     data = {
         "result_id": result.id,

@@ -61,7 +61,7 @@ def enter(session: Session, result: Result) -> None:
         _weigh(session, entry.board, entry.hardware_class)
         _mark_superseded(session, entry.board, entry.variant_digest)
         session.refresh(entry)
-        alerts.look_for_regression(session, before, result)
+        alerts.look_for_regression(session, before, entry, result)
         alerts.look(session, entry, result)
     session.flush()
     mark_changed(session, Part.LEADERBOARD)

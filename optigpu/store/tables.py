@@ -374,9 +374,10 @@ class LeaderboardEntry(Base, table="leaderboard"):
     variant on a class of hardware, on one board; `optigpu.store.standings` chooses the current one of its results, and
     `earlier` counts the others for it. `age` orders versions. `score` is the primary metric, negated where lower is
     better. `size_bytes` is the peak on an accelerator, the weights on a CPU; `energy_j` that of a token or an image.
-    The four, with `kld`, are what `pareto` weighs; it is null where nothing is weighed. `warnings` and `reasons` are
-    the verdict's, separated by spaces. `shown` has the fields of its row that stay as they are. `edge` is what the edge
-    leaderboard needs of what classifies images."""
+    The four, with `kld`, are what `pareto` weighs; it is null where nothing is weighed. `chance` is how rare the loss
+    is against the result that it replaced, 1 without a loss, null where nothing was compared. `warnings` and `reasons`
+    are the verdict's, separated by spaces. `shown` has the fields of its row that stay as they are. `edge` is what the
+    edge leaderboard needs of what classifies images."""
 
     __table_args__ = (
         Index("ix_leaderboard_place", "board", "variant_digest", "hardware_class"),
@@ -384,6 +385,7 @@ class LeaderboardEntry(Base, table="leaderboard"):
         Index("ix_leaderboard_hardware", "hardware_class", "board", "standing"),
         Index("ix_leaderboard_backend", "backend", "board", "standing"),
         Index("ix_leaderboard_workload", "workload", "model", "measured_at"),
+        Index("ix_leaderboard_chance", "chance"),
     )
 
     result_id: Mapped[Identifier] = mapped_column(_part_of("results.id"), primary_key=True)
@@ -409,6 +411,7 @@ class LeaderboardEntry(Base, table="leaderboard"):
     top1: Mapped[float | None]
     energy_j: Mapped[float | None]
     pareto: Mapped[bool | None]
+    chance: Mapped[float | None]
     shown: Mapped[dict[str, Any]] = mapped_column(JsonText)
     edge: Mapped[dict[str, Any] | None]
 
@@ -620,6 +623,19 @@ class WebhookDelivery(Base, table="webhook_deliveries"):
     next_at: Mapped[datetime | None]
     delivered_at: Mapped[datetime | None]
     last_error: Mapped[str | None]
+
+
+class GateRow(Base, table="gates"):
+    """What a gate found, in a series of them. `chance` is the outcome's; `told` says that webhooks were told."""
+
+    __table_args__ = (Index("ix_gates_series_id", "series", "id"),)
+    id: Mapped[Identifier] = mapped_column(primary_key=True)
+    series: Mapped[str]
+    at: Mapped[datetime]
+    created_by: Mapped[str]
+    chance: Mapped[float]
+    told: Mapped[bool]
+    outcome: Mapped[dict[str, Any]]
 
 
 class AlertRule(Base, table="alert_rules"):

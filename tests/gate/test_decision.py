@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from optigpu.gate.decision import Verdict, bounds, loss_of, verdict_of, verdicts
+from optigpu.gate.decision import GateVerdict, bounds, loss_of, verdict_of, verdicts
 from optigpu.statistics.estimates import Array
 
 LIMIT = math.log1p(0.03)
@@ -59,15 +59,19 @@ def test_the_interval_decides_as_the_verdict_does() -> None:
             assert loss.low <= loss.estimate <= loss.high
             beyond = loss.low > LIMIT and bounds(losses, 2.576 * math.sqrt(planned / PAIRS))[0] > 0
             expected = (
-                Verdict.WORSE if beyond else Verdict.NO_WORSE if loss.high < LIMIT else Verdict.CANNOT_SAY
+                GateVerdict.WORSE
+                if beyond
+                else GateVerdict.NO_WORSE
+                if loss.high < LIMIT
+                else GateVerdict.CANNOT_SAY
             )
             assert verdict_of(losses, planned, LIMIT) is expected
 
 
 def test_figures_without_noise_decide_and_few_pairs_do_not() -> None:
-    assert verdict_of(np.full(9, 0.05), 9, LIMIT) is Verdict.WORSE
-    assert verdict_of(np.zeros(9), 9, LIMIT) is Verdict.NO_WORSE
-    assert verdict_of(np.full(8, 0.5), 8, LIMIT) is Verdict.CANNOT_SAY
-    assert verdict_of(np.full(9, 0.05), 100, LIMIT) is Verdict.CANNOT_SAY
+    assert verdict_of(np.full(9, 0.05), 9, LIMIT) is GateVerdict.WORSE
+    assert verdict_of(np.zeros(9), 9, LIMIT) is GateVerdict.NO_WORSE
+    assert verdict_of(np.full(8, 0.5), 8, LIMIT) is GateVerdict.CANNOT_SAY
+    assert verdict_of(np.full(9, 0.05), 100, LIMIT) is GateVerdict.CANNOT_SAY
     assert loss_of(np.full(5, 0.05), 5, LIMIT).low == -math.inf
     assert loss_of(np.full(5, 0.05), 5, LIMIT).findable is None

@@ -16,6 +16,7 @@ import pytest
 
 from optigpu.cli import main
 from optigpu.gate.figures import figure_in
+from tests.service.serving import serving
 
 pytestmark = pytest.mark.slow
 RATE = ("--metric", "tokens/s")
@@ -175,7 +176,8 @@ def test_a_command_that_hangs_is_killed_with_its_children(optigpu: Optigpu, tmp_
     ["", "--base main --base-wheel x.whl", "--base-command true", "--wrong", "--base HEAD",
      "--base-command true --head-command true --worse-than 3", "--base no-such-revision --command true",
      "--base-command true --head-command true --minutes x", "--base-wheel no --head-wheel no --command true",
-     "--base-command true --head-command true --command true"],
+     "--base-command true --head-command true --command true",
+     "--base-command true --head-command true --url ftp://nowhere"],
 )  # fmt: skip
 def test_a_wrong_request_is_never_a_verdict(optigpu: Optigpu, arguments: str) -> None:
     ran = optigpu("gate", *arguments.split())
@@ -199,6 +201,22 @@ def test_two_commits_in_worktrees_of_their_own(optigpu: Optigpu, project: Path) 
     assert "does not build: --setup ended with exit status 4; nothing was measured." in broken.err
     assert "no compiler" in broken.err
     assert is_tidy(project)
+
+
+def test_a_service_keeps_the_outcomes_as_a_series(optigpu: Optigpu, tmp_path: Path) -> None:
+    commands = ("--base-command", "echo 100", "--head-command", "echo 90")
+    with serving(f"sqlite:///{tmp_path / 'optigpu.db'}") as served:
+        for count, more in ((1, ()), (1, ("--series", "other")), (2, ())):
+            ran = optigpu("gate", *commands, *RATE, "--minutes", "1", "--url", served.url, *more)
+            assert ran.status == 1
+            assert f"whose last {count} were: {count} worse" in ran.err
+        answer = served.client.get("/v1/gates?series=echo 90, tokens/s").json()
+        page = served.client.get("/gates").text
+    assert [(each["outcome"]["verdict"], each["told"]) for each in answer["gates"]] == [("worse", True)] * 2
+    assert page.count("+10.0% to +10.0%") == 3
+    lost = optigpu("gate", *commands, *RATE, "--minutes", "1", "--url", served.url)
+    assert lost.status == 1
+    assert "The outcome was not kept" in lost.err
 
 
 def test_two_wheels_hide_the_sources_beside_the_script(

@@ -7,11 +7,13 @@ from typing import Any
 
 from api import device_identity, device_messages
 from api.device_messages import ClaimRequest, DeviceMessage
+from api.examples import GATES
 from benchmarks import signing_device
 from optigpu.documents.administration import AlertKind, AlertRequest
 from optigpu.documents.devices import DeviceReport, DeviceSource, Reason, ReportState
 from optigpu.documents.events import PlannedVariant, Printed
 from optigpu.documents.facts import EnergyFacts, NetworkFacts, RunFacts, WeightFacts
+from optigpu.documents.gates import GateRequest
 from optigpu.documents.manifest import ModelManifest
 from optigpu.documents.queries import LeaderboardQuery
 from optigpu.documents.result import (
@@ -32,6 +34,7 @@ from optigpu.store import (
     devices,
     edge_reports,
     events,
+    gates,
     jobs,
     keys,
     leaderboard,
@@ -254,6 +257,7 @@ def fill(url: str) -> None:
         (board,) = leaderboard.query(session, LeaderboardQuery()).boards
         rule = AlertRequest(result_id=board.rows[0].result_id, kind=AlertKind.CHANGE_POINT)
         alerts.create(session, rule, "somebody")
+        gates.add(session, GateRequest.model_validate(GATES["worse"].document, strict=False), "somebody")
         key = keys.verify(session, keys.create(session, "a browser's", ["read"]))
         assert key is not None
         keys.sign_in(session, key.id, timedelta(hours=1))

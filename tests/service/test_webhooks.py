@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import select
 
 from api.deliveries import Deliveries
+from api.examples import GATES
 from optigpu.documents.administration import (
     AlertRequest,
     AlertView,
@@ -210,6 +211,47 @@ def test_what_is_no_regression_is_not_told(sqlite_database: Database, changes: d
     slower: dict[str, Any] = {"value": 50.0, "hour": 1, "model": place} | changes
     entered(sqlite_database, a_speed(100.0, 0, model=place), a_speed(**slower))
     assert deliveries(sqlite_database, made) == ()
+
+
+def test_a_loss_beside_many_places_has_to_be_rarer(database: Database) -> None:
+    webhook(database, "https://hooks.example.org", WebhookEvent.REGRESSION_FOUND)
+
+    def told(place: int, *values: float) -> list[float]:
+        for hour, value in enumerate(values):
+            speed = {"tokens_per_s": a_metric("tokens_per_s", value, (0.95 * value, 1.05 * value))}
+            careful: dict[str, Any] = {"warnings": (), "replicates": 5, "hardware": f"1x CPU {place}"}
+            entered(database, a_result(speed, measured_at=NOON + timedelta(hours=hour), **careful))
+        with database.write() as session:
+            return [json.loads(each.body)["data"]["value"] for each in webhooks.take(session, 100)]
+
+    assert told(0, 100.0, 92.0) == [92.0]
+    for place in range(1, 20):
+        assert told(place, 100.0, 100.1) == []
+    assert told(20, 100.0, 92.0) == [], "one of twenty comes by chance"
+    assert told(21, 100.0, 60.0) == [60.0]
+
+
+@pytest.mark.parametrize("chances", [[1.0, 0.004], [0.9] * 20 + [0.001]])
+def test_a_gate_that_found_a_loss_is_told_if_it_is_rare_beside_the_other_series(
+    service: Served, chances: list[float]
+) -> None:
+    webhook(service.database, "https://hooks.example.org", WebhookEvent.GATE_WORSE)
+    posted: dict[str, Any] = GATES["worse"].document
+    kept = []
+    for number, chance in enumerate([0.005, *chances, 0.04]):
+        verdict = "worse" if chance < 0.05 else "no worse"
+        outcome = posted["outcome"] | {"chance": chance, "verdict": verdict}
+        answer = service.client.post("/v1/gates", json={"series": f"series {number}", "outcome": outcome})
+        assert answer.status_code == 201, answer.text
+        kept.append(answer.json())
+    assert [each["told"] for each in kept if each["outcome"]["chance"] < 0.9] == [True, True, False]
+    with service.database.read() as session:
+        bodies = session.scalars(select(WebhookDelivery.body).order_by(WebhookDelivery.id)).all()
+    events = [json.loads(each) for each in bodies]
+    assert [each["data"]["gate_id"] for each in events] == [each["id"] for each in kept if each["told"]]
+    assert {each["type"] for each in events} == {"gate.worse"}
+    assert service.client.get("/v1/gates").json()["gates"] == kept[::-1]
+    assert service.client.get("/v1/gates?series=series 0").json()["gates"] == kept[:1]
 
 
 def test_a_webhook_is_created_listed_and_deleted_and_its_secret_shown_once(service: Served) -> None:
