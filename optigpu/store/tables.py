@@ -1,5 +1,6 @@
 """The tables. Every change here needs a migration: `alembic revision --autogenerate`, then read it."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
 from functools import partial
@@ -635,7 +636,7 @@ class GateRow(Base, table="gates"):
     created_by: Mapped[str]
     chance: Mapped[float]
     told: Mapped[bool]
-    outcome: Mapped[dict[str, Any]]
+    outcome: Mapped[Mapping[str, object]] = mapped_column(Document)
 
 
 class AlertRule(Base, table="alert_rules"):
