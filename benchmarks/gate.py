@@ -20,9 +20,10 @@ from rich.progress import track
 
 from benchmarks.document import say, write
 from benchmarks.load import Load, beside
-from optigpu.documents.fields import read_json
+from optigpu.documents.files import read_json
+from optigpu.documents.gates import GateVerdict
 from optigpu.gate.bisect import Search
-from optigpu.gate.decision import GateVerdict, loss_of, verdicts
+from optigpu.gate.decision import loss_of, verdicts
 from optigpu.gate.figures import wanted
 from optigpu.gate.states import worktrees
 from optigpu.gate.turns import GateError, Rules, Side, compare

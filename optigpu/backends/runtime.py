@@ -156,6 +156,7 @@ class DecodingRuntime(Runtime, Protocol):
         """Records in the notes which kernels run for this prompt; never called within a timed request."""
 
 
+@runtime_checkable
 class EncodingRuntime(DecodingRuntime, Protocol):
     """Further methods of a backend that knows the model's tokenizer."""
 

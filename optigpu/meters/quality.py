@@ -294,7 +294,7 @@ def _compared_told(context: MeterContext, runtime: TellingRuntime, source: Sourc
     # A server decodes sequences of any length: the window is the reference's own.
     setting = _setting(context, runtime, source, (1, context.quality.tokens))
     reference = open_reference(context.folder / QUALITY_FOLDER, setting)
-    began, telling = time.monotonic(), runtime.telling(_most(context))
+    began, telling = time.monotonic(), runtime.telling(_most(context, runtime))
     made = telling.told(reference.passages, setting.text != SELF_WRITTEN)
     left_s = context.quality.most_seconds - (time.monotonic() - began)
     bounded, likelihoods = reference.judge_told(made if setting.text == HELLASWAG else within(made, left_s))
@@ -310,7 +310,7 @@ def _compared_servers(context: MeterContext, runtime: TellingRuntime, source: So
     name = str(context.quality.reference)
     setting = _setting(context, runtime, source, (1, min(context.quality.tokens, OWN_WINDOW)))
     passages, cut = _passages(setting, runtime, source)
-    theirs, ours = _tellings(runtime, _most(context), name)
+    theirs, ours = _tellings(runtime, _most(context, runtime), name)
     bounded, likelihoods = Bounded(), np.full(sum(passage.positions for passage in passages), np.nan)
     pairs = (pair for pair in zip(theirs.told(passages, False), ours.told(passages, False), strict=True))
     for expected, each in within(pairs, context.quality.most_seconds):
@@ -326,10 +326,10 @@ def _compared_servers(context: MeterContext, runtime: TellingRuntime, source: So
     return Reading(reasons=dict.fromkeys(_PREDICTIONS, why), facts=MeterFacts(quality=how))
 
 
-def _most(context: MeterContext) -> int | None:
+def _most(context: MeterContext, runtime: TellingRuntime) -> int | None:
     """The tokens that a server is asked for at each position."""
     asked = context.quality.probabilities
-    return context.runtime.facts.vocabulary if asked == "all" else asked
+    return runtime.facts.vocabulary if asked == "all" else asked
 
 
 def _tellings(runtime: TellingRuntime, most: int | None, reference: str) -> tuple[Telling, Telling]:

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from optigpu.gate.decision import GateVerdict, bounds, loss_of, verdict_of, verdicts
+from optigpu.documents.gates import GateVerdict
+from optigpu.gate.decision import bounds, loss_of, verdict_of, verdicts
 from optigpu.statistics.estimates import Array
 
 LIMIT = math.log1p(0.03)

@@ -16,7 +16,7 @@ def drawn(seed: int, noise: float) -> tuple[np.ndarray, np.ndarray]:
     source = np.random.default_rng(seed)
     reference = source.uniform(0.2, 4.0, (POSITIONS, 1)) * source.normal(size=(POSITIONS, VOCABULARY))
     server = reference + noise * source.normal(size=(POSITIONS, VOCABULARY))
-    return np.float64(np.float32(reference)), np.float64(np.float32(server))
+    return reference.astype(np.float32).astype(np.float64), server.astype(np.float32).astype(np.float64)
 
 
 def float32_logs(logits: np.ndarray) -> np.ndarray:
@@ -55,7 +55,7 @@ def test_the_divergence_is_within_its_bounds(most: int, noise: float) -> None:
 @pytest.mark.parametrize("shift", [0.0, 1e-3, 0.1])
 def test_a_sum_in_float32_that_is_wrong_makes_no_divergence(tail: float, shift: float) -> None:
     """Of many small equal terms each is rounded in the same direction, or lost."""
-    server = np.float64(np.float32(np.where(np.arange(60_000) < 20, 0.0, np.log(tail))))[None]
+    server = np.where(np.arange(60_000) < 20, 0.0, np.float32(np.log(tail)))[None]
     reference = server + shift * (np.arange(60_000) < 10)
     exact = log_probabilities(server[0])
     assert np.abs(float32_logs(server[0]) - exact).max() < 60_000 * SUMMING + 1e-5
