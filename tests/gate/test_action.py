@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS = ACTION["runs"]["steps"]
+NEW_BRANCH = "0" * 40
+"""What GitHub says was there before the first push to a branch."""
 IMPORTED = """
 import sys, optigpu.cli.gate, optigpu.gate.comment, optigpu.gate.bisect, optigpu.report.progress
 print(*{name.partition(".")[0] for name in sys.modules})
@@ -46,12 +48,13 @@ def test_the_gate_loads_none_of_the_packages_that_the_action_leaves_out() -> Non
         ("echo 80", 1, "worse"),
         ("sleep 2; echo 80", 0, "cannot say"),
         ("", 3, ""),
+        (NEW_BRANCH, 3, ""),
     ],
 )
 def test_the_main_step_is_red_for_worse_and_for_errors(
     project: Path, tmp_path: Path, script: str, status: int, verdict: str
 ) -> None:
-    base = commit(project, "echo 100", "base")
+    base = commit(project, "echo 100", "base") if script != NEW_BRANCH else NEW_BRANCH
     commit(project, script, "head")
     program = tmp_path / "optigpu" / "bin" / "optigpu"
     program.parent.mkdir(parents=True)
@@ -63,6 +66,8 @@ def test_the_main_step_is_red_for_worse_and_for_errors(
     variables = {
         "BETTER": "",
         "SETUP": "",
+        "URL": "",
+        "SERIES": "",
         "MINUTES": "0.2",
         **given,
         **{name: str(path) for name, path in files.items()},
