@@ -168,6 +168,33 @@ ALERTS = {
         {"result_id": "0198c9a2-7b3e-7cc1-8f5d-2f0c1d1f6a11", "kind": "change_point"},
     ),
 }
+GATES = {
+    "worse": Example(
+        "A head that is 6% slower",
+        {
+            "series": "bench.py, tokens/s",
+            "outcome": {
+                "verdict": "worse",
+                "exit_status": 1,
+                "metric": "tokens/s",
+                "better": "higher",
+                "worse_than": 0.03,
+                "ratio": 0.94,
+                "ratio_ci": [0.93, 0.95],
+                "loss": 0.06,
+                "loss_ci": [0.05, 0.07],
+                "smallest_loss_found": 0.04,
+                "chance": 0.001,
+                "base": "main 4f1c2d3",
+                "head": "HEAD 8ab0c1e",
+                "base_figures": [100.0, 101.0],
+                "head_figures": [94.0, 95.0],
+                "seconds": 40.0,
+                "minutes": 5.0,
+            },
+        },
+    ),
+}
 WEBHOOKS = {
     "chat": Example(
         "Every job that ends, and every regression",

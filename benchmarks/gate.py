@@ -20,7 +20,7 @@ from rich.progress import track
 
 from benchmarks.document import say, write
 from benchmarks.load import Load, beside
-from optigpu.documents.files import read_json
+from optigpu.documents.fields import read_json
 from optigpu.documents.gates import GateVerdict
 from optigpu.gate.bisect import Search
 from optigpu.gate.decision import loss_of, verdicts

@@ -2,58 +2,14 @@
 
 from fastapi import APIRouter, Response
 
-from api.pages import (
-    alerts,
-    badge,
-    board,
-    claims,
-    compare,
-    devices,
-    docs,
-    feed,
-    gates,
-    history,
-    image,
-    job,
-    jobs,
-    keys,
-    ladder,
-    machines,
-    new_job,
-    pareto,
-    result,
-    sign_in,
-    static,
-    techniques,
-    webhooks,
-)
+from api.pages import administration, board, catalog, comparisons, docs, figures, gates, jobs, result
+from api.problems import ProblemError
+from api.rendering import static_files
 
-PAGES = (
-    board,
-    pareto,
-    result,
-    image,
-    compare,
-    ladder,
-    history,
-    gates,
-    claims,
-    machines,
-    devices,
-    techniques,
-    badge,
-    feed,
-    new_job,
-    jobs,
-    job,
-    alerts,
-    webhooks,
-    keys,
-    sign_in,
-    docs,
-    static,
-)
-"""One module for each page, or for a few that belong together."""
+PAGES = (board, result, figures, comparisons, gates, catalog, jobs, administration, docs)
+"""Modules with pages that belong together."""
+
+FOREVER = "public, max-age=31536000, immutable"
 
 router = APIRouter(include_in_schema=False)
 for module in PAGES:

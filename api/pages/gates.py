@@ -4,8 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from api.inputs import Cursor
 from api.pages.view import Asked, ReaderView
-from api.parameters import Cursor
 from optigpu.documents.gates import Series
 from optigpu.store import gates
 

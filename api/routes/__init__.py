@@ -1,6 +1,6 @@
 """The endpoints, each module with those of one kind of thing."""
 
-from api.routes import devices, edge_leaderboard, jobs, leaderboard, operations, pilots, results
+from api.routes import devices, edge_leaderboard, gates, jobs, leaderboard, operations, pilots, results
 
 ROUTERS = (
     leaderboard.router,
@@ -9,6 +9,7 @@ ROUTERS = (
     edge_leaderboard.router,
     devices.router,
     operations.administration,
+    gates.router,
     operations.machines,
     pilots.router,
     jobs.schemas,

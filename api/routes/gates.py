@@ -5,10 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 
 from api.auth import Reader, Submitter
-from api.bodies import job_body, strict_document
-from api.examples import GATES
-from api.openapi import GUARDED, posted, problems
-from api.parameters import Cursor, Limit
+from api.inputs import Cursor, Limit, job_body, strict_document
+from api.openapi import GATES, GUARDED, posted, problems
 from api.service import ServiceDep
 from optigpu.documents.administration import AuditAction
 from optigpu.documents.gates import GatePage, GateRequest, GateView, Series

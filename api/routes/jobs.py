@@ -27,6 +27,7 @@ from optigpu.store.keys import Scope
 from optigpu.techniques import TECHNIQUES
 from optigpu.vocabulary import Frozen, JobState
 from optigpu.workloads import WORKLOADS
+from optigpu.workloads.kernel import code_refusal
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Posting:
             raise ProblemError(
                 403, "A priority above 0 needs a key with the scope admin; leave priority out."
             )
+        if refusal := code_refusal(spec.workload):
+            raise ProblemError(403, refusal)
         # Idempotency keys of different callers are kept apart.
         key = None if idempotency_key is None else f"{self.who.id}:{idempotency_key}"
         lease_s = self.service.settings.lease_s

@@ -15,7 +15,7 @@ import typer
 from pydantic import BaseModel, Field, JsonValue
 
 from optigpu.cli.options import FlagValue, Given
-from optigpu.documents.files import read_text
+from optigpu.documents.fields import read_text
 from optigpu.vocabulary import SpecError
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.base import Workload

@@ -280,15 +280,27 @@ _NOT_READ = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}
 
 def read_json(path: Path) -> object:
     """What the file holds. Raises SpecError, in one sentence, if it cannot be read or is not JSON."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise SpecError(f"{path} cannot be read: {error.strerror}.") from error
+    content = _read(path)
     try:
         return parse_json(content, str(path))
     except SpecError as error:
         form = _NOT_READ.get(path.suffix.lower())
         raise SpecError(f"{error} {form} is not read; write it as JSON." if form else str(error)) from None
+
+
+def read_text(path: Path) -> str:
+    """Raises SpecError, in one sentence, if the file cannot be read or is not UTF-8."""
+    try:
+        return _read(path).decode()
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path} is not UTF-8 at byte {error.start}.") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def is_report(document: object) -> TypeGuard[Document]:

@@ -178,7 +178,7 @@ class Variant(Frozen):
     @property
     def compiles(self) -> bool:
         """Whether its first request compiles or captures."""
-        return any(technique.phase.compiles for technique in self.stack)
+        return self.workload.compiles or any(technique.phase.compiles for technique in self.stack)
 
     @property
     def engine(self) -> str:

@@ -10,6 +10,7 @@ import pytest
 from optigpu.client import Client
 from optigpu.report.numbers import MISSING
 from optigpu.vocabulary import Document
+from tests.engine.brought_kernels import HONEST
 from tests.engine.test_endpoint_quality import Model
 from tests.journeys.machine import MEASURED, Machine, Station
 from tests.servers.completions import serving as telling_server

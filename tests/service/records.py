@@ -7,7 +7,7 @@ from typing import Any
 
 from api import device_identity, device_messages
 from api.device_messages import ClaimRequest, DeviceMessage
-from api.examples import GATES
+from api.openapi import GATES
 from benchmarks import signing_device
 from optigpu.documents.administration import AlertKind, AlertRequest
 from optigpu.documents.devices import DeviceReport, DeviceSource, Reason, ReportState

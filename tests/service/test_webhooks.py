@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import select
 
 from api.deliveries import Deliveries
-from api.examples import GATES
+from api.openapi import GATES
 from optigpu.documents.administration import (
     AlertRequest,
     AlertView,
