@@ -295,19 +295,19 @@ def test_log_probabilities_are_those_of_the_model(started: Started) -> None:
     """In fp32, but for a cache of float16, so that both bounds are rounding alone; in a chat it answers instead."""
     if started.asked_in.startswith("text"):
         with pytest.raises(UnsupportedError, match="returns no log-probabilities"):
-            started.runtime.telling()
+            started.runtime.telling(None)
         return
     passage = Passage(prompts(1)[0], 4)
     model = load_model(parse_reference(TINY), device="cpu", dtype="float32")
     logits = model(torch.from_numpy(passage.tokens)[None]).logits[0].detach().numpy()
     bounded = Bounded()
-    for told in started.runtime.telling().told([passage], True):
+    for told in started.runtime.telling(None).told([passage], True):
         row = logits[passage.first - 1 + told.position]
         bounded.add(expected_by_logits(row, told), told)
         assert abs(told.log_likelihood - log_likelihood(row, told.target)) < 2e-3
     assert bounded.low.metrics()["top1_agreement"] == 1
     assert bounded.high.metrics()["kld_mean"] < 1e-3
-    assert len(list(started.runtime.telling(by_chat=True).told([passage], False))) == passage.positions
+    assert len(list(started.runtime.telling(None, by_chat=True).told([passage], False))) == passage.positions
 
 
 async def streams(runtime: EndpointRuntime, rows: list[list[int]]) -> list[Streamed]:
