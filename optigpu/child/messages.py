@@ -37,9 +37,9 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from optigpu.documents.facts import Answers, MeterFacts, RunFacts, WeightFacts
-from optigpu.documents.load import LoadRun
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
+from optigpu.documents.rounds import LoadRun
 from optigpu.documents.selftest import SelfCheck
 from optigpu.fit.training import StackNeeds
 from optigpu.job.spec import Measure, Variant

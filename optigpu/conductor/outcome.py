@@ -25,7 +25,6 @@ from optigpu.documents.facts import (
     WarmUpFacts,
     WeightFacts,
 )
-from optigpu.documents.load import QUERY_METRICS, LoadRun
 from optigpu.documents.result import (
     Environment,
     Measurement,
@@ -35,6 +34,7 @@ from optigpu.documents.result import (
     Result,
     Samples,
 )
+from optigpu.documents.rounds import QUERY_METRICS, LoadRun
 from optigpu.engines.libraries import LIBRARIES, Machine, build_facts
 from optigpu.hardware.catalog import find_class
 from optigpu.job.measured import measured, summary_of

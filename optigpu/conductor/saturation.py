@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from optigpu.child.messages import Ready
 from optigpu.conductor.processes.rounds import PATIENCE
-from optigpu.documents.load import LoadRun, grew_in_most
-from optigpu.documents.rounds import RoundMark
+from optigpu.documents.rounds import LoadRun, RoundMark, grew_in_most
 from optigpu.job.spec import Measure, Variant
 from optigpu.vocabulary import UnsupportedError, canonical_json
 from optigpu.workloads.serve import Serve

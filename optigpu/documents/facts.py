@@ -9,8 +9,8 @@ from typing import Literal, Self
 
 from pydantic import Field, JsonValue, field_validator
 
-from optigpu.documents.load import LoadFacts, ScenarioName
 from optigpu.documents.peaks import RooflineFacts
+from optigpu.documents.rounds import LoadFacts, ScenarioName
 from optigpu.vocabulary import Document, Frozen
 
 _MOST_TOKENS = 2**20

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from optigpu.documents.load import LittlesLaw, LoadRun
+from optigpu.documents.rounds import LittlesLaw, LoadRun
 from optigpu.load.served import Run, Seen, Served
 
 Array = NDArray[np.float64]

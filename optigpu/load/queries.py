@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from optigpu.documents.fields import parse_json, refusing
-from optigpu.documents.load import ScenarioName
+from optigpu.documents.rounds import ScenarioName
 from optigpu.vocabulary import Frozen, SpecError
 
 OPEN: tuple[ScenarioName, ...] = ("Server", "trace")

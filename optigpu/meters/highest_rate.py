@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from optigpu.documents.facts import MeterFacts
-from optigpu.documents.load import LoadRun
+from optigpu.documents.rounds import LoadRun
 from optigpu.documents.selftest import Comparison
 from optigpu.load.batching import Batching, VirtualClock
 from optigpu.load.figures import Limits, figures_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
 
-from optigpu.documents.load import LoadRun
+from optigpu.documents.rounds import LoadRun
 from optigpu.documents.selftest import Comparison
 from optigpu.meters.base import MeterContext
 from optigpu.workloads.base import LoadRequest, Request

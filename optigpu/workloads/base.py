@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, runtime_ch
 from pydantic import Field
 
 from optigpu.documents.facts import Answers, ImageFacts
-from optigpu.documents.load import AloneAgreement, LoadFacts, LoadRun
+from optigpu.documents.rounds import AloneAgreement, LoadFacts, LoadRun
 from optigpu.vocabulary import Frozen, Task
 
 if TYPE_CHECKING:

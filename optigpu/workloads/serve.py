@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from optigpu.backends.runtime import DecodingRuntime, EncodingRuntime, Ids
 from optigpu.backends.serving import ServingRuntime, StreamingRuntime
 from optigpu.documents.facts import ModelFacts
-from optigpu.documents.load import QUERY_METRICS, AloneAgreement, LoadFacts, LoadRun, ScenarioName
+from optigpu.documents.rounds import QUERY_METRICS, AloneAgreement, LoadFacts, LoadRun, ScenarioName
 from optigpu.load.batching import Batching
 from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import BLOCK_TOKENS, OPEN, Load, Query, Schedule, read_trace

@@ -16,7 +16,7 @@ from optigpu.backends.base import Order
 from optigpu.backends.endpoint.prompts import Speller, tokenizer_of
 from optigpu.backends.endpoint.runtime import UNTOLD, EndpointRuntime, gaps_of, prepared
 from optigpu.backends.serving import Streamed
-from optigpu.documents.load import LoadRun
+from optigpu.documents.rounds import LoadRun
 from optigpu.models.reference import parse_reference
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 from optigpu.workloads.serve import Serve

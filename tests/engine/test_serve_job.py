@@ -17,8 +17,8 @@ from optigpu.child.messages import Assignment, Metered, Ready, Refused, Round, R
 from optigpu.cli import app
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
 from optigpu.documents.events import Event, VariantFinished
-from optigpu.documents.load import LoadFacts, LoadRun
 from optigpu.documents.result import Outcome, VerdictReason, VerdictWarning
+from optigpu.documents.rounds import LoadFacts, LoadRun
 from optigpu.job.spec import JobSpec
 from optigpu.load.figures import Limits, figures_of
 from optigpu.load.queries import Load, Query

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from optigpu.documents.load import LittlesLaw, LoadRun
+from optigpu.documents.rounds import LittlesLaw, LoadRun
 from optigpu.load.batching import Batching, VirtualClock
 from optigpu.load.figures import Limits, figures_of, littles_law
 from optigpu.load.queries import Load, Query, Schedule, poisson, read_trace

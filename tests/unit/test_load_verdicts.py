@@ -14,9 +14,8 @@ from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.saturation import Saturation, Watched
 from optigpu.conductor.verdicts.judge import counted_queries
 from optigpu.documents.facts import ModelFacts, RunFacts
-from optigpu.documents.load import LoadFacts, LoadRun
 from optigpu.documents.result import VerdictReason, VerdictWarning
-from optigpu.documents.rounds import RoundMark
+from optigpu.documents.rounds import LoadFacts, LoadRun, RoundMark
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Measure, Variant
 from optigpu.load.queries import Schedule

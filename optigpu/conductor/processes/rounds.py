@@ -18,7 +18,7 @@ from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
 from optigpu.conductor.verdicts.marks import Goal, Selection, Yardstick, select
 from optigpu.documents.facts import KernelFacts
-from optigpu.documents.load import LoadRun
+from optigpu.documents.rounds import LoadRun
 from optigpu.hardware.counters import cpu_clock_s, needs_cpu
 from optigpu.job.estimate import AUDIT, SAMPLE
 from optigpu.meters import METERS

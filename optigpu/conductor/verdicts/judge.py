@@ -8,8 +8,8 @@ from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.disturbance import Disturbance
 from optigpu.conductor.verdicts.outside import Outside, disturbed_readings, first, from_outside, numbered
 from optigpu.documents.facts import BuildFacts, LossQuality
-from optigpu.documents.load import LoadRun, grew_in_most
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
+from optigpu.documents.rounds import LoadRun, grew_in_most
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.meters.latency import WARMUP_AGREEMENT
 from optigpu.statistics.intervals import fewest_for
