@@ -54,7 +54,7 @@ def submit(
     lease_s: float = LEASE_S,
 ) -> Submitted:
     """Enters a job into the queue. With the key of an earlier request and the same spec it is that job; another spec
-    raises ConflictError. If results of the very same measurement are there (`store.reuse`), it has ended with them,
+    raises ConflictError. If results of the very same measurement are there (`store.prospects`), it has ended with them,
     unless `fresh` or the spec says otherwise."""
     needs = needs_of(spec)
     row = _row_of(spec, owner, idempotency_key, needs)
