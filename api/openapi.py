@@ -20,6 +20,7 @@ from optigpu import __version__ as VERSION
 from optigpu.documents.administration import AlertRequest, WebhookRequest
 from optigpu.documents.events import PilotBeat, PilotEnd, PilotEvent, PilotOutcome
 from optigpu.documents.manifest import ModelManifest
+from optigpu.documents.others import OthersFile
 from optigpu.documents.views import EventView, Problem
 from optigpu.job.spec import JobSpec
 from optigpu.store.workers import WorkerInfo
@@ -153,6 +154,24 @@ MANIFESTS = {
         },
     ),
 }
+OTHERS = {
+    "vllm": Example(
+        "A run of vllm bench serve, whose file does not tell its version",
+        {
+            "tool": "vllm bench serve",
+            "model": "SmolLM2-135M",
+            "rows": [
+                {
+                    "label": "inf requests/s, 1 at once, 20 answered, 0 failed",
+                    "figures": [
+                        {"metric": "tpot_s", "statistic": "median", "value": 0.0114, "named": "median_tpot_ms"}
+                    ],
+                }
+            ],
+            "left_out": [{"named": "mean_itl_ms", "why": "between chunks of the stream"}],
+        },
+    ),
+}
 ALERTS = {
     "threshold": Example(
         "When a variant's tokens per second fall below 100",
@@ -255,7 +274,16 @@ DESCRIPTION = (
 )
 OURS = (
     *(JobSpec, Problem, EventView),
-    *(ClaimRequest, RunRequest, DeviceMessage, KeyRequest, ModelManifest, WebhookRequest, AlertRequest),
+    *(
+        ClaimRequest,
+        RunRequest,
+        DeviceMessage,
+        KeyRequest,
+        ModelManifest,
+        OthersFile,
+        WebhookRequest,
+        AlertRequest,
+    ),
     *(WorkerInfo, PilotBeat, PilotEvent, PilotOutcome, PilotEnd),
 )
 """Schemas that FastAPI cannot derive: bodies that are read by themselves, errors, messages of a stream."""
@@ -356,6 +384,7 @@ LINKS = (
         "compare_results",
         {"baseline": "$response.body#/results/0/id", "candidate": "$response.body#/results/1/id"},
     ),
+    *_links("import_others", 201, {"id": ID}, "remove_others"),
     *_links("get_result", 200, {"id": SAME_ID}, *OF_A_RESULT[1:]),
     *_links("get_result", 200, {"id": "$response.body#/job_id"}, "get_job", "get_job_results"),
     Link(

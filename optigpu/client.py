@@ -22,6 +22,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 from optigpu.documents.devices import DeviceReportPage, DeviceReportView, EdgeBoard, EdgeModelView, EdgePage
 from optigpu.documents.fields import line
 from optigpu.documents.gates import GateOutcome, GatePage, GateRequest, GateView
+from optigpu.documents.others import OthersFile, OthersView
 from optigpu.documents.views import (
     ArtifactsView,
     Comparison,
@@ -113,6 +114,10 @@ class Client:
         """A page of gates, newest first."""
         return self._get(GatePage, "gates", series=series, limit=limit, cursor=cursor)
 
+    def import_others(self, file: OthersFile) -> OthersView:
+        """Enters what another tool measured; the same again changes nothing."""
+        return _view(OthersView, self._call("POST", "/v1/imports/others", json=file.model_dump(mode="json")))
+
     def job(self, job_id: str) -> JobView:
         """One job with its attempts and variants."""
         return self._get(JobView, "jobs", job_id)
@@ -190,7 +195,7 @@ class Client:
         """A page of boards with their rows; `workload` with a board's digest gives all of its rows.
 
         `query`: metric, workload, model, hardware, technique, backend, min_top1, max_kld, clean, include_invalid,
-        include_history, source, limit, cursor.
+        include_history, others, source, limit, cursor.
         """
         return self._get(LeaderboardPage, "leaderboard", **query)
 

@@ -26,6 +26,7 @@ from optigpu.report.charts.marks import Form, Interval, Mark, Panel
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.numbers import with_interval
 from optigpu.report.rows import heading
+from optigpu.report.others import others_grid
 from optigpu.store import filters, leaderboard
 from optigpu.store.database import Session
 from optigpu.store.filters import DIGEST_LENGTH
@@ -174,6 +175,7 @@ def read_board(view: ReaderView, asked: Annotated[BoardAsked, Query()]) -> Respo
         "board.html#board",
         asked=asked,
         boards=[(board, tuple(lines(board))) for board in page.boards],
+        others=tuple(map(others_grid, page.others)),
         columns=Column,
         choices=choices,
         empty=page.note,

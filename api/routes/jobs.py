@@ -12,16 +12,29 @@ from starlette.concurrency import run_in_threadpool
 
 from api.auth import Administrator, Reader, Submitter
 from api.gate import Caller
-from api.inputs import Cursor, JobBody, JobId, JobPreview, Limit, PostedRun, Withdrawing, posted_job
-from api.openapi import GUARDED, POSTED_JOB, problems, schema_of
+from api.inputs import (
+    Cursor,
+    Id,
+    JobBody,
+    JobId,
+    JobPreview,
+    Limit,
+    PostedRun,
+    Withdrawing,
+    posted_job,
+    run_body,
+    strict_document,
+)
+from api.openapi import GUARDED, OTHERS, POSTED_JOB, posted, problems, schema_of
 from api.problems import ProblemError
 from api.service import Service, ServiceDep
 from optigpu.backends import BACKENDS
 from optigpu.documents.administration import AuditAction
+from optigpu.documents.others import OthersFile, OthersView
 from optigpu.documents.queries import PRINTABLE
 from optigpu.documents.views import EventView, JobPage, JobSummary, JobView, WithdrawalView, Withdrawn
 from optigpu.job.spec import JobSpec, Tag
-from optigpu.store import audit, events, jobs, outcomes, queue, withdrawals
+from optigpu.store import audit, events, jobs, others, outcomes, queue, withdrawals
 from optigpu.store.jobs import Submitted
 from optigpu.store.keys import Scope
 from optigpu.techniques import TECHNIQUES
@@ -253,6 +266,45 @@ def import_run(
     request.state.job_id = job.id
     response.headers["Location"] = job.links["self"]
     return job
+
+
+@router.post(
+    "/imports/others",
+    status_code=201,
+    operation_id="import_others",
+    summary="Import what another tool measured",
+    responses=problems(408, 413, 415)
+    | {200: {"model": OthersView, "description": "The same was imported before."}},
+    openapi_extra=posted(OthersFile, OTHERS),
+)
+def import_others(
+    body: Annotated[bytes, Depends(run_body)], service: ServiceDep, who: Administrator, response: Response
+) -> OthersView:
+    """Enters a tool's figures as `optigpu import` reads them from its file.
+
+    They are marked as measured by others and ranked nowhere; `GET /v1/leaderboard?others=true` lists them.
+    """
+    file = strict_document(body, OthersFile)
+    with service.database.write() as session:
+        added = others.add(session, file)
+        if added.created:
+            audit.write(session, who.actor, AuditAction.OTHERS_IMPORTED, added.file.id, {"tool": file.tool})
+    response.status_code = 201 if added.created else 200
+    return added.file
+
+
+@router.delete(
+    "/imports/others/{id}",
+    status_code=204,
+    operation_id="remove_others",
+    summary="Remove what another tool measured",
+    responses=problems(404),
+)
+def remove_others(file_id: Id, service: ServiceDep, who: Administrator) -> None:
+    """Removes the figures of one imported file."""
+    with service.database.write() as session:
+        others.remove(session, file_id)
+        audit.write(session, who.actor, AuditAction.OTHERS_REMOVED, file_id)
 
 
 LARGEST_SEQUENCE = 2**63 - 1

@@ -93,12 +93,29 @@ def export(
     echo(str(output))
 
 
-def import_(which: Which, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
-    """Enter a run that is kept here into a service, as a job that has ended, and print the job's id."""
+def import_(
+    which: Which,
+    format_: FormatOption = OutputFormat.TABLE,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Enter a run that is kept here into a service, as a job that has ended, and print the job's id.
+
+    What is in a file of another tool (GuideLLM, AIPerf, vllm bench serve, llama-benchy, llama-bench, optimum-benchmark,
+    lm-eval) is listed apart, without a rank; --format is of the figures that were taken.
+    """
+    from optigpu.others.formats import read
+    from optigpu.report.others import others_grid
     from optigpu.runs import find
 
+    others = read(Path(which)) if os.path.isfile(which) else None
     with connect(url, api_key) as client:
-        echo(client.import_run(find(which).document).id)
+        if others is None:
+            echo(client.import_run(find(which).document).id)
+            return
+        document = client.import_others(others).model_dump(mode="json")
+    lines = [{"label": row.label, **figure.model_dump()} for row in others.rows for figure in row.figures]
+    show_list(others_grid(others, left_out=True), lines, document, format_)
 
 
 def _files_at_the_service(

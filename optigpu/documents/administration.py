@@ -28,6 +28,8 @@ class AuditAction(StrEnum):
     KEY_CREATED = "key.created"
     KEY_REVOKED = "key.revoked"
     KEY_ROTATED = "key.rotated"
+    OTHERS_IMPORTED = "others.imported"
+    OTHERS_REMOVED = "others.removed"
     RESULT_WITHDRAWN = "result.withdrawn"
     RUN_IMPORTED = "run.imported"
     SIGNED_IN = "key.signed_in"

@@ -57,6 +57,11 @@ class LeaderboardQuery(Frozen):
     include_history: bool = Field(
         False, description="Add earlier results of the same variant and hardware, without a rank."
     )
+    others: bool = Field(
+        False,
+        description="Add what other tools measured and was imported, apart and without a rank; of the filters `model` "
+        "(a part of the name) and `metric` apply.",
+    )
     source: Text = Field("worker", description="Where results come from.")
     limit: int | None = Field(
         None,

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from optigpu.documents.others import OthersView
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.selftest import SelfTestSummary
 from optigpu.vocabulary import (
@@ -247,11 +248,13 @@ class Board(BoardName):
 
 class LeaderboardPage(Frozen):
     """Boards, the one with the newest result first. `next_cursor` leads to the boards that follow, and is null on the
-    last page; `note` says why there is no board."""
+    last page; `note` says why there is no board. `others` are files of other tools, on the first page where they are
+    asked for: what is in them was measured by others and stands on no board."""
 
     boards: tuple[Board, ...]
     note: str | None = None
     next_cursor: str | None = None
+    others: tuple[OthersView, ...] = ()
 
 
 class HistoryPoint(Frozen):

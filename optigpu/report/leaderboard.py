@@ -17,16 +17,17 @@ from optigpu.documents.views import (
 )
 from optigpu.report.formats import Column, Grid, columns, csv_text
 from optigpu.report.numbers import MISSING, NOT_VALID, short, with_interval
+from optigpu.report.others import others_grid
 from optigpu.report.rows import HEADINGS, WARNINGS, heading
 from optigpu.vocabulary import Document, Task
 from optigpu.workloads import WORKLOADS
 
 
 def leaderboard_grids(page: LeaderboardPage) -> tuple[Grid, ...]:
-    """A table for each board; one that says why there is none if there is no board."""
-    if page.boards:
-        return tuple(leaderboard_grid(board) for board in page.boards)
-    return (Grid(title="Leaderboard", columns=_columns(""), rows=(), notes=(page.note or "",)),)
+    """A table for each board; one that says why there is none if there is no board. What others measured follows."""
+    boards = tuple(leaderboard_grid(board) for board in page.boards)
+    empty = Grid(title="Leaderboard", columns=_columns(""), rows=(), notes=(page.note or "",))
+    return (*(boards or (empty,)), *map(others_grid, page.others))
 
 
 def leaderboard_grid(board: Board) -> Grid:

@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 from optigpu.documents.queries import HEAD_ROWS, ROWS, LeaderboardQuery
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.views import Baseline, BoardName, LeaderboardPage, RowFacts, Standing
-from optigpu.store import filters
+from optigpu.store import filters, others
 from optigpu.store.entries import stack_text
 from optigpu.store.filters import OF_BOARD, OF_ENTRY, OF_METRIC, Values
 from optigpu.store.statements import decode_cursor, encode_cursor, newest_of
@@ -141,6 +141,7 @@ def read(connection: Connection, query: LeaderboardQuery) -> Document:
         "boards": page,
         "note": note,
         "next_cursor": encode_cursor(found[BOARDS - 1].newest) if len(found) > BOARDS else None,
+        "others": others.read(connection, query) if query.others and query.cursor is None else [],
     }
 
 

@@ -558,6 +558,15 @@ class DeviceReportRow(Base, table="device_reports"):
     document: Mapped[dict[str, Any]]
 
 
+class OthersRow(Base, table="measured_by_others"):
+    """A file of another tool, as it was imported; `digest` is its document's."""
+
+    id: Mapped[Identifier] = mapped_column(primary_key=True)
+    digest: Mapped[Digest] = mapped_column(String(64), unique=True)
+    imported_at: Mapped[datetime]
+    document: Mapped[dict[str, Any]]
+
+
 class EdgeModel(Base, table="edge_models"):
     """A converted model that devices may report on, by the SHA-256 of its file; `document` is its manifest."""
 
