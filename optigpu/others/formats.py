@@ -85,9 +85,12 @@ def _vllm_parts(document: object) -> Iterator[Part]:
         return
     in_requests: dict[Statistic, str] = {"mean": "mean", "median": "median", "p99": "p99"}
     in_requests |= {each: each for each in ("p90", "p95") if f"{each}_ttft_ms" in document}
+    with_latency = any("_e2el_ms" in name for name in document)  # it is written where it was asked for
+    latency = (Counted("latency_s", "{}_e2el_ms", in_requests, 1e-3, FROM_SENDING),) if with_latency else ()
     counted = (
         Counted("ttft_s", "{}_ttft_ms", in_requests, 1e-3, FROM_SENDING),
         Counted("tpot_s", "{}_tpot_ms", in_requests, 1e-3),
+        *latency,
         Counted("requests_per_s", "request_throughput", WHOLE),
         Counted("tokens_per_s", "output_throughput", WHOLE),
     )
@@ -96,11 +99,14 @@ def _vllm_parts(document: object) -> Iterator[Part]:
         for name in (*in_requests.values(), "std")
     }
     others["total_token_throughput"] = "counts prompt tokens too"
-    if any("_e2el_ms" in name for name in document):
-        counted = (*counted, Counted("latency_s", "{}_e2el_ms", in_requests, 1e-3, FROM_SENDING))
-    rate, answered = (text(document, name) or "?" for name in ("request_rate", "completed"))
+    rate, answered, failed = (text(document, name) or "?" for name in ("request_rate", "completed", "failed"))
     at_once = text(document, "max_concurrency") or "any number"
-    yield Part(f"{rate} requests/s, {at_once} at once, {answered} answered", document, counted, others)
+    yield Part(
+        f"{rate} requests/s, {at_once} at once, {answered} answered, {failed} failed",
+        document,
+        counted,
+        others,
+    )
 
 
 def _benchy_parts(document: object) -> Iterator[Part]:
@@ -215,7 +221,7 @@ FORMATS = (
         lambda found: About(
             version=text(found, "metadata.guidellm_version"),
             measured_at=moment(at(found, "benchmarks.0.start_time")),
-            model=text(found, "config.backend.model"),
+            model=text(found, "benchmarks.0.config.backend.model"),
         ),
         _guidellm_parts,
     ),
@@ -245,7 +251,7 @@ FORMATS = (
         "llama-bench",
         _has("0.build_commit", "0.avg_ts", "0.n_gen"),
         lambda found: About(
-            version=f"{text(found, '0.build_number')} ({text(found, '0.build_commit')})",
+            version=text(found, "0.build_number") if at(found, "0.build_number") else None,
             measured_at=moment(at(found, "0.test_time")),
             model=text(found, "0.model_type"),
             hardware=text(found, "0.gpu_info") or text(found, "0.cpu_info"),

@@ -43,7 +43,7 @@ def remove(session: Session, file_id: str) -> None:
 def read(connection: Connection, query: LeaderboardQuery) -> list[Document]:
     """An `OthersView` of each file that a query asks for, the newest first; of a metric, the rows that have it."""
     table = OthersRow.__table__
-    found = []
+    found: list[Document] = []
     for row in connection.execute(select(table).order_by(table.c.id.desc())):
         document = row.document
         if query.model is not None and query.model.lower() not in (document["model"] or "").lower():
