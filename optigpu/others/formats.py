@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from optigpu.documents.files import parse_json
+from optigpu.documents.fields import parse_json
 from optigpu.documents.others import OthersFile, Statistic
 from optigpu.others.reading import About, Counted, Format, Part, at, moment, objects, text
 from optigpu.vocabulary import SpecError

@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from optigpu.documents.others import MOST_FILES, OthersFile, OthersView
 from optigpu.documents.queries import LeaderboardQuery
-from optigpu.store.database import Part, changed, moment, row_of
+from optigpu.store.database import Part, mark_changed, moment, row_of
 from optigpu.store.statements import insert_into
 from optigpu.store.tables import OthersRow
 from optigpu.vocabulary import Document, Frozen, canonical_json, new_id
@@ -28,7 +28,7 @@ def add(session: Session, file: OthersFile) -> AddedFile:
     insert = insert_into(session, OthersRow).values(row).on_conflict_do_nothing(index_elements=["digest"])
     created = session.scalars(insert.returning(OthersRow.id)).one_or_none() is not None
     if created:
-        changed(session, Part.LEADERBOARD)
+        mark_changed(session, Part.LEADERBOARD)
     stored = session.scalars(select(OthersRow).where(OthersRow.digest == digest)).one()
     view = OthersView(**vars(file), id=stored.id, imported_at=stored.imported_at)
     return AddedFile(file=view, created=created)
@@ -37,7 +37,7 @@ def add(session: Session, file: OthersFile) -> AddedFile:
 def remove(session: Session, file_id: str) -> None:
     """Removes a file. Raises NotFoundError."""
     session.delete(row_of(session, OthersRow, "file of another tool", file_id))
-    changed(session, Part.LEADERBOARD)
+    mark_changed(session, Part.LEADERBOARD)
 
 
 def read(connection: Connection, query: LeaderboardQuery) -> list[Document]:
