@@ -164,7 +164,12 @@ OTHERS = {
                 {
                     "label": "inf requests/s, 1 at once, 20 answered, 0 failed",
                     "figures": [
-                        {"metric": "tpot_s", "statistic": "median", "value": 0.0114, "named": "median_tpot_ms"}
+                        {
+                            "metric": "tpot_s",
+                            "statistic": "median",
+                            "value": 0.0114,
+                            "named": "median_tpot_ms",
+                        }
                     ],
                 }
             ],

@@ -145,7 +145,9 @@ NAMES = {
 
 def check_filters(session: Session, query: LeaderboardQuery) -> None:
     """Raises ProblemError 422 that names each filter that fits nothing known, with what is known, close names first."""
-    checked = set(NAMES) - ({"model"} if query.others else set())  # other tools give models names of their own
+    checked = set(NAMES) - (
+        {"model"} if query.others else set()
+    )  # other tools give models names of their own
     given = query.model_dump(include=checked, exclude_none=True)
     entries = [entry for field, name in given.items() if (entry := _refusal(session, field, name))]
     if entries:
