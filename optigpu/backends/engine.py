@@ -18,8 +18,7 @@ from optigpu.backends.runtime import Generation, Ids, Logits, MemoryPeaks, Pass,
 from optigpu.documents.facts import Footprint, ImageFootprint, ModelFacts, WeightFacts
 from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
-from optigpu.engines.environments import not_installed
-from optigpu.engines.recipes import RECIPES
+from optigpu.engines.environments import RECIPES, not_installed
 from optigpu.techniques.base import Notes, Technique
 from optigpu.vocabulary import DeviceKind, OptiGPUError, OutOfMemoryError, UnsupportedError
 from optigpu.workloads.base import Workload

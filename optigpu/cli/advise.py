@@ -316,7 +316,7 @@ def _show_several(
     link: str | None,
     form: OutputFormat,
 ) -> None:
-    from optigpu.fit.several import fit_several
+    from optigpu.fit.fitting import fit_several
     from optigpu.report.fit import several_grid
 
     speed = None if link is None else read_quantity(link, SIZE, "link")

@@ -13,7 +13,7 @@ from optigpu.vocabulary import BenchMode, DeviceKind, Document, OptiGPUError, Pr
 
 if TYPE_CHECKING:
     from optigpu.documents.selftest import SelfTest
-    from optigpu.engines.recipes import Recipe
+    from optigpu.engines.environments import Recipe
     from optigpu.job.estimate import Plan
     from optigpu.job.spec import JobSpec
 
@@ -340,7 +340,7 @@ def remove(name: EngineName) -> None:
 
 
 def _recipe(name: str) -> "Recipe":
-    from optigpu.engines.recipes import RECIPES
+    from optigpu.engines.environments import RECIPES
 
     if name not in RECIPES:
         raise SpecError(

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from optigpu.engines.environments import RECORD, SHARED, EngineEnvironment
+from optigpu.engines.environments import RECORD, SHARED, EngineEnvironment, Mended, Recipe
 from optigpu.engines.libraries import Machine, build_facts
-from optigpu.engines.recipes import Mended, Recipe
 from optigpu.hardware.cpu import cpu_features
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 

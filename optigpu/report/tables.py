@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from optigpu.documents.result import Attribution, Result
-from optigpu.engines.environments import EngineEnvironment
-from optigpu.engines.recipes import RECIPES
+from optigpu.engines.environments import RECIPES, EngineEnvironment
 from optigpu.job.search import is_allowed, left_out, pareto
 from optigpu.job.spec import LARGEST_BATCH
 from optigpu.measure import Report

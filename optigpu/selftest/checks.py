@@ -27,7 +27,7 @@ from optigpu.backends.training import TrainingRuntime
 from optigpu.documents.endpoints import ENDPOINT
 from optigpu.documents.facts import ImageFacts, ModelFacts
 from optigpu.documents.selftest import Comparison, SelfCheck, Subject
-from optigpu.engines.recipes import RECIPES
+from optigpu.engines.environments import RECIPES
 from optigpu.meters import METERS
 from optigpu.meters.base import MeterContext, QualityOptions
 from optigpu.meters.latency import self_test as latency_self_test

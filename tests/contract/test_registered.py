@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from optigpu.backends import BACKENDS
-from optigpu.engines.recipes import RECIPES
+from optigpu.engines.environments import RECIPES
 from optigpu.job.spec import JobSpec, Measure, resolve
 from optigpu.meters import METER_NAMES
 from optigpu.models.families import FAMILIES

@@ -12,7 +12,10 @@ import pytest
 
 from optigpu.cli import app
 from optigpu.engines.environments import (
+    RECIPES,
     EngineEnvironment,
+    Mended,
+    Recipe,
     environment_of,
     not_installed,
     program_of,
@@ -20,7 +23,6 @@ from optigpu.engines.environments import (
     variables_of,
 )
 from optigpu.engines.install import install, remove
-from optigpu.engines.recipes import RECIPES, Mended, Recipe
 from optigpu.hardware import probe
 from optigpu.measure import REPLICATE
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, VariantStatus

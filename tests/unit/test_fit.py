@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 from optigpu.cli import app
 from optigpu.fit.advice import best_measured, best_predicted, code_of, evidence_of
-from optigpu.fit.fitting import Asked, Fit, fit, memory_ladder, stack_of, usual_stacks
-from optigpu.fit.several import Division, fit_several
+from optigpu.fit.fitting import Asked, Division, Fit, fit, fit_several, memory_ladder, stack_of, usual_stacks
 from optigpu.hardware.catalog import gpu_of
 from optigpu.job.plan import MEMORY_LADDER, variants_of
 from optigpu.job.spec import JobSpec
