@@ -100,7 +100,7 @@ def _pilot(options: argparse.Namespace) -> int:
 
 
 def _launch(options: argparse.Namespace) -> int:
-    from optigpu.clusters.task import options_of
+    from optigpu.clusters import options_of
     from worker.launch import LaunchLoop
     from worker.launchers import LAUNCHERS
     from worker.pilot import confidential

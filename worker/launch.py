@@ -12,8 +12,7 @@ from typing import TypeVar
 
 import structlog
 
-from optigpu.clusters import Task
-from optigpu.clusters.task import name_of, options_of
+from optigpu.clusters import Task, name_of, options_of
 from optigpu.documents.views import LaunchState
 from optigpu.store import launches, leases
 from optigpu.store.database import Database, Session, StoreUnavailableError

@@ -90,7 +90,7 @@ def _done(task: AnyTask, tell: Tell, converters: ResidentProgram) -> Answer:
 
 def _made(task: RunRecipe, tell: Tell) -> RecipeMade:
     BACKENDS[PLAIN_BACKEND].use_threads(task.threads)
-    from optigpu.recipes.making.make import make  # a torch that cannot be loaded is an answer as well
+    from optigpu.recipes.make import make  # a torch that cannot be loaded is an answer as well
 
     try:
         return RecipeMade(outcome=make(task.request, lambda doing: tell(Progress(doing=doing))))

@@ -28,7 +28,7 @@ from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind, OptiGPUError, Role, SpecError, UnsupportedError, new_id, utc_now
 from optigpu.workloads.base import Request, Workload
 from optigpu.workloads.generate import Generate
-from optigpu.workloads.requests.decoding import DecodingRequest, drawn_ids
+from optigpu.workloads.requests import DecodingRequest, drawn_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

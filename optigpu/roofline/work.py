@@ -14,7 +14,7 @@ from optigpu.documents.facts import Footprint, ImageFootprint, ModelFacts, RunFa
 from optigpu.vocabulary import UnsupportedError
 from optigpu.workloads import base as shapes
 from optigpu.workloads.base import Workload
-from optigpu.workloads.requests.operators import WIDTHS
+from optigpu.workloads.requests import WIDTHS
 
 
 @dataclass(frozen=True)

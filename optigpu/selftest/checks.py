@@ -41,7 +41,7 @@ from optigpu.workloads.classify import Classify
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.prefill import Prefill
-from optigpu.workloads.requests.decoding import drawn_ids
+from optigpu.workloads.requests import drawn_ids
 from optigpu.workloads.train_step import DrawnTexts, TrainStep
 
 Steps = NDArray[np.float32]

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from optigpu.backends.operators import AttentionRow, AttentionShape, OperatorRuntime, Wide
 from optigpu.workloads.base import OperatorShape
-from optigpu.workloads.requests.operators import (
+from optigpu.workloads.requests import (
     DTYPE_UNDERFLOW,
     FLOAT32_ROUNDOFF,
     ROUNDING,
@@ -16,7 +16,7 @@ from optigpu.workloads.requests.operators import (
     Dtype,
     Implemented,
     OperatorRequest,
-    checked_places,
+    checked_rows,
     largest,
     require_memory,
 )
@@ -123,7 +123,7 @@ class AttentionRequest(OperatorRequest):
         shape = self._shape
         places = [
             (place // (shape.heads * shape.length), place // shape.length % shape.heads, place % shape.length)
-            for place in checked_places(shape.batch_size * shape.heads * shape.length)
+            for place in checked_rows(shape.batch_size * shape.heads * shape.length)
         ]
         return largest(*(row_error_over_bound(row, shape) for row in self.operator.rows(places)))
 

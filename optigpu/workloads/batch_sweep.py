@@ -7,7 +7,7 @@ from pydantic import Field
 from optigpu.backends.runtime import DecodingRuntime
 from optigpu.documents.facts import ModelFacts
 from optigpu.workloads.base import DecodeShape, Workload
-from optigpu.workloads.requests.decoding import METRICS, DecodingRequest, exceeds_context
+from optigpu.workloads.requests import METRICS, DecodingRequest, exceeds_context
 
 BatchSize = Annotated[int, Field(ge=1, le=1024)]
 

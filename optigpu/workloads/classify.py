@@ -11,7 +11,7 @@ from optigpu.documents.facts import ImageFacts, NetworkFacts
 from optigpu.quality.pictures import check_folder, read_pictures
 from optigpu.vocabulary import Task
 from optigpu.workloads.base import ImageShape, ImageSize, Workload, wrong_size
-from optigpu.workloads.requests.decoding import PassRequest
+from optigpu.workloads.requests import PassRequest
 
 
 class Classify(Workload):

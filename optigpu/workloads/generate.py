@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from optigpu.backends.runtime import DecodingRuntime, Sampling
 from optigpu.documents.facts import ModelFacts
 from optigpu.workloads.base import DecodeShape, Workload, WorkShape
-from optigpu.workloads.requests.decoding import (
+from optigpu.workloads.requests import (
     METRICS,
     Decode,
     DecodingRequest,

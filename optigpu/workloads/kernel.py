@@ -15,7 +15,7 @@ from optigpu.backends.operators import DrawnInput, KernelCall, KernelOperator, O
 from optigpu.documents.facts import Answers
 from optigpu.vocabulary import SpecError, Task, as_value_error
 from optigpu.workloads.base import Workload
-from optigpu.workloads.requests.operators import WIDTHS, Calls, Dtype, require_memory
+from optigpu.workloads.requests import WIDTHS, Calls, Dtype, require_memory
 
 Implementation = Literal["reference", "compiled", "custom"]
 Argument = DrawnInput | bool | int | float

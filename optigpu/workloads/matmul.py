@@ -9,12 +9,12 @@ from optigpu.backends.operators import OperatorRuntime
 from optigpu.hardware.device_kinds import KINDS, Ability
 from optigpu.vocabulary import Task, UnsupportedError
 from optigpu.workloads.base import OperatorShape, Workload
-from optigpu.workloads.requests.operators import (
+from optigpu.workloads.requests import (
     FLOAT32_ROUNDOFF,
     ROUNDING,
     WIDTHS,
     OperatorRequest,
-    checked_places,
+    checked_rows,
     largest,
     require_memory,
 )
@@ -78,7 +78,7 @@ class MatmulRequest(OperatorRequest):
         The bound is (n u + 4 v) |A||B| element by element, u = 2^-24 for sums in float32 and v the rounding of what
         goes in and comes out (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.5).
         """
-        block = self.operator.block(checked_places(self._size))
+        block = self.operator.block(checked_rows(self._size))
         error = np.abs(block.product - block.rows @ block.columns)
         size = np.abs(block.rows) @ np.abs(block.columns)
         return largest(error / ((self._size * FLOAT32_ROUNDOFF + 4 * ROUNDING[self._dtype]) * size))

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from optigpu.backends.operators import NormRows, NormShape, OperatorRuntime, Wide
 from optigpu.workloads.base import OperatorShape
-from optigpu.workloads.requests.operators import (
+from optigpu.workloads.requests import (
     DTYPE_UNDERFLOW,
     FLOAT32_ROUNDOFF,
     ROUNDING,
@@ -15,7 +15,7 @@ from optigpu.workloads.requests.operators import (
     Dtype,
     Implemented,
     OperatorRequest,
-    checked_places,
+    checked_rows,
     largest,
     require_memory,
 )
@@ -104,7 +104,7 @@ class NormalizationRequest(OperatorRequest):
         super().__init__(runtime, self.operator, workload.bytes)
 
     def error_over_bound(self) -> float:
-        rows = self.operator.rows(checked_places(self._shape.rows))
+        rows = self.operator.rows(checked_rows(self._shape.rows))
         errors = [norm_error_over_bound(rows, self._shape)]
         if rows.residual is not None:
             expected = rows.rows + rows.residual

@@ -9,7 +9,7 @@ from optigpu.backends.runtime import PromptRuntime
 from optigpu.documents.facts import ModelFacts
 from optigpu.vocabulary import Task
 from optigpu.workloads.base import PrefillShape, Workload
-from optigpu.workloads.requests.decoding import PassRequest, drawn_ids, exceeds_context
+from optigpu.workloads.requests import PassRequest, drawn_ids, exceeds_context
 
 
 class Prefill(Workload):

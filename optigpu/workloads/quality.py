@@ -9,7 +9,7 @@ from pydantic import Field
 from optigpu.backends.runtime import DecodingRuntime
 from optigpu.documents.facts import ModelFacts
 from optigpu.workloads.base import Check, Request, Workload
-from optigpu.workloads.requests.decoding import Untouched, drawn_ids, exceeds_context
+from optigpu.workloads.requests import Untouched, drawn_ids, exceeds_context
 
 
 class Quality(Workload):

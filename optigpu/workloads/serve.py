@@ -19,7 +19,7 @@ from optigpu.load.queries import BLOCK_TOKENS, OPEN, Load, Query, Schedule, read
 from optigpu.load.served import Run, Served, Server, Streaming
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, as_value_error
 from optigpu.workloads.base import Check, LoadRequest, Workload
-from optigpu.workloads.requests.decoding import count_near, exceeds_context, is_agreement
+from optigpu.workloads.requests import count_near, exceeds_context, is_agreement
 
 CHECKED_QUERIES = 2
 """So many answers are predicted again, token by token, by the engine's own step."""

@@ -18,7 +18,7 @@ from optigpu.backends.training import (
 from optigpu.documents.facts import ImageFacts, ModelFacts, TrainingFacts
 from optigpu.vocabulary import Task, UnsupportedError
 from optigpu.workloads.base import Check, ImageSize, Request, TrainingShape, Workload, wrong_size
-from optigpu.workloads.requests.decoding import exceeds_context
+from optigpu.workloads.requests import exceeds_context
 
 Draw = Callable[[], TrainingBatch]
 """Makes the samples of the next step."""

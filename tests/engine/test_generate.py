@@ -16,7 +16,7 @@ from optigpu.techniques.base import Technique
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
 from optigpu.vocabulary import SpecError
 from optigpu.workloads.generate import Generate
-from optigpu.workloads.requests.decoding import LOOK_TOKENS, PER_TOKEN
+from optigpu.workloads.requests import LOOK_TOKENS, PER_TOKEN
 from tests.engine.measuring import in_process
 from tests.engine.meter_contexts import OwnLoop, Spy
 from tests.engine.test_replicate import answer, assignment

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.conductor.tasks import make_smaller
-from optigpu.recipes.making.make import (
+from optigpu.recipes.make import (
     blocks_of,
     down_layers,
     inner_size,

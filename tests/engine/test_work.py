@@ -31,7 +31,7 @@ from optigpu.workloads.attention import Attention
 from optigpu.workloads.base import DecodeShape, Workload
 from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.normalization import Normalization
-from optigpu.workloads.requests.operators import Dtype
+from optigpu.workloads.requests import Dtype
 from tests.engine.image_models import image_runtime
 from tests.engine.tiny_models import FAMILIES, VOCABULARY, runtime_of, tiny_model
 

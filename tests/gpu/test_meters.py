@@ -31,7 +31,7 @@ from optigpu.workloads.generate import Generate
 from optigpu.workloads.kv_cache import KvCachePositions
 from optigpu.workloads.matmul import Matmul
 from optigpu.workloads.quality import Quality
-from optigpu.workloads.requests.operators import Dtype
+from optigpu.workloads.requests import Dtype
 from tests.engine.image_models import FAMILIES as IMAGE_FAMILIES
 from tests.engine.image_models import asked_to_pass
 from tests.engine.rounding import in_float64, logits_of, rounding_bound, rounding_bound_of

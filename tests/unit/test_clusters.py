@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from optigpu.cli import app
-from optigpu.clusters import SCRIPTS
-from optigpu.clusters.task import Task
+from optigpu.clusters import SCRIPTS, Task
 from optigpu.documents.result import Allocation
 from optigpu.documents.views import LaunchState
 from optigpu.hardware.probe import SLURM_JOB, allocation

@@ -18,7 +18,7 @@ from optigpu.documents.facts import RunFacts, WeightFacts
 from optigpu.documents.result import OF_THE_OUTPUT, VerdictReason
 from optigpu.job.spec import JobSpec
 from optigpu.workloads.quality import ScoringRequest
-from optigpu.workloads.requests.decoding import CHECKED_S, DecodingRequest, PassRequest, checked_places
+from optigpu.workloads.requests import CHECKED_S, DecodingRequest, PassRequest, checked_places
 from tests.unit.made_replicates import QUIET, REQUESTS, ROUNDS, replicate, samples, spec, verdict
 
 ROUND_S = 0.02 * REQUESTS

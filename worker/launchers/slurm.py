@@ -5,9 +5,7 @@ from collections.abc import Collection, Mapping
 
 from pydantic import BaseModel, ValidationError
 
-from optigpu.clusters import SCRIPTS, Task
-from optigpu.clusters.slurm import OUTPUT
-from optigpu.clusters.task import NAME_PREFIX
+from optigpu.clusters import NAME_PREFIX, SCRIPTS, SLURM_OUTPUT, Task
 from optigpu.documents.views import LaunchState
 from optigpu.vocabulary import Scheduler
 from worker.launchers.base import Access, SchedulerAwayError, SchedulerError, Seen, ask, nonsense
@@ -114,7 +112,7 @@ def _asked_for(reference: str) -> _Job | None:
 
 def _seen(job: _Job) -> Seen:
     names = [job.job_state] if isinstance(job.job_state, str) else job.job_state
-    state, output = launch_state(names), OUTPUT.replace("%j", str(job.job_id))
+    state, output = launch_state(names), SLURM_OUTPUT.replace("%j", str(job.job_id))
     reason = f"Slurm's job {job.job_id} ended as {' '.join(names)}; its output is {output} on its node."
     ended = state is LaunchState.ENDED
     return Seen(reference=str(job.job_id), state=state, reason=reason if ended else None)

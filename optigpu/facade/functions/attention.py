@@ -27,7 +27,7 @@ from optigpu.models.loading.self_written import forked_random
 from optigpu.statistics.estimates import Bounds
 from optigpu.vocabulary import SpecError
 from optigpu.workloads.attention import AttentionRequest, needed_bytes
-from optigpu.workloads.requests.operators import require_memory
+from optigpu.workloads.requests import require_memory
 
 WARMUP, REPEATS = 5, 20
 SEQ_LENGTHS = (512, 1024, 2048, 4096, 8192)

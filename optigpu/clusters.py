@@ -1,11 +1,14 @@
-"""One job as it is handed to a scheduler."""
+"""What a cluster's scheduler is asked to run for a job: a batch script, made without asking anybody. It holds no
+secret: the service's address and the token come by the environment, which Slurm shows to nobody else."""
 
 import os
 import shlex
+from collections.abc import Callable, Mapping
 from math import ceil
+from types import MappingProxyType
 
 from optigpu.job.spec import JobSpec
-from optigpu.vocabulary import DeviceKind, Frozen, SpecError
+from optigpu.vocabulary import DeviceKind, Frozen, Scheduler, SpecError
 
 NAME_PREFIX = "optigpu-"
 BESIDE_THE_LIMIT_S = 240.0
@@ -59,3 +62,38 @@ def dry_task(spec: JobSpec) -> Task:
         options=options_of(os.environ.get("OPTIGPU_LAUNCH_OPTIONS", "")),
         setup=os.environ.get("OPTIGPU_LAUNCH_SETUP", ""),
     )
+
+
+SLURM_OUTPUT = "/tmp/optigpu-%j.log"
+"""On the node: no disk is shared. %j is Slurm's id of the job."""
+_BODY = """\
+# The locks of devices belong to this node, and not to a home directory that nodes share.
+export OPTIGPU_LOCK_DIR="${OPTIGPU_LOCK_DIR:-/tmp/optigpu-locks-$(id -u)}"
+"""
+
+
+def slurm_script(task: Task) -> str:
+    """The script: the node for this job alone, one GPU if it needs one, the job's time limit, and again after a node
+    has failed. The pilot takes the place of the shell, so that Slurm's signals reach it."""
+    options = [
+        f"--job-name={task.name}",
+        "--nodes=1",
+        "--ntasks=1",
+        "--exclusive",
+        "--mem=0",
+        *([f"--gres=gpu:{task.gpus}"] if task.gpus else []),
+        f"--time={task.minutes}",
+        f"--signal=B:TERM@{WARNED_S}",
+        "--requeue",
+        "--open-mode=append",
+        "--chdir=/tmp",
+        f"--output={SLURM_OUTPUT}",
+        *task.options,
+    ]
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options)]
+    setup = [task.setup] if task.setup else []
+    return "\n".join([*lines, _BODY.rstrip(), *setup, f"exec {shlex.join(task.command)}", ""])
+
+
+SCRIPTS: Mapping[Scheduler, Callable[[Task], str]] = MappingProxyType({Scheduler.SLURM: slurm_script})
+"""By its scheduler what makes the text that is submitted."""

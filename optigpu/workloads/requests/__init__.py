@@ -1,1 +1,0 @@
-"""The requests that several workloads share; the workloads do not import each other."""
