@@ -10,8 +10,8 @@ from optigpu.conductor.preparation import Preparation
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.session import Session
 from optigpu.conductor.verdicts.cost import Evidence, widened
+from optigpu.conductor.verdicts.disturbance import Goal, Yardstick
 from optigpu.conductor.verdicts.judge import judge
-from optigpu.conductor.verdicts.marks import Goal, Yardstick
 from optigpu.conductor.verdicts.outside import bounds_of_readings
 from optigpu.documents.facts import (
     NO_MODEL,

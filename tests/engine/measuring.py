@@ -19,9 +19,9 @@ from optigpu.conductor.processes.rounds import Replicate, TimedRounds, audit
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.cost import Evidence
+from optigpu.conductor.verdicts.disturbance import Goal, Yardstick
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
 from optigpu.conductor.verdicts.judge import judge
-from optigpu.conductor.verdicts.marks import Goal, Yardstick
 from optigpu.documents.result import Verdict
 from optigpu.hardware.probe import probe
 from optigpu.job.plan import variants_of

@@ -25,8 +25,8 @@ from optigpu.conductor.processes.rounds import (
 )
 from optigpu.conductor.processes.variables import child_variables
 from optigpu.conductor.progress import JobProgress
+from optigpu.conductor.verdicts.disturbance import Goal, Selection, Yardstick
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, HostSample
-from optigpu.conductor.verdicts.marks import Goal, Selection, Yardstick
 from optigpu.hardware.counters import cpu_clock_s, needs_cpu
 from optigpu.hardware.probe import probe
 from optigpu.job.plan import variants_of

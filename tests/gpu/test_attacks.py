@@ -14,9 +14,9 @@ from optigpu.conductor.processes.child import ask
 from optigpu.conductor.processes.rounds import TimedRounds
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.cost import Evidence
+from optigpu.conductor.verdicts.disturbance import Goal, Yardstick
 from optigpu.conductor.verdicts.host_monitor import HostMonitor
 from optigpu.conductor.verdicts.judge import judge
-from optigpu.conductor.verdicts.marks import Goal, Yardstick
 from optigpu.documents.result import VerdictReason
 from optigpu.hardware.probe import probe
 from optigpu.job.plan import variants_of

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from optigpu.child.messages import Audited, Ready
 from optigpu.conductor.processes.rounds import Replicate
 from optigpu.conductor.verdicts.cost import Evidence
+from optigpu.conductor.verdicts.disturbance import Goal, Yardstick
 from optigpu.conductor.verdicts.host_monitor import HostSample
 from optigpu.conductor.verdicts.judge import judge
-from optigpu.conductor.verdicts.marks import Goal, Yardstick
 from optigpu.documents.result import MetricSummary, Verdict
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec

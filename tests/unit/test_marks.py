@@ -8,8 +8,8 @@ import pytest
 from optigpu.child.messages import Metered
 from optigpu.conductor.processes.rounds import MeterReading, Replicate
 from optigpu.conductor.verdicts.cost import together, widened
+from optigpu.conductor.verdicts.disturbance import INTERRUPTION, Goal, Yardstick, select
 from optigpu.conductor.verdicts.host_monitor import SERVICE, HostSample, is_service
-from optigpu.conductor.verdicts.marks import INTERRUPTION, Goal, Yardstick, select
 from optigpu.conductor.verdicts.outside import bounds_of_readings
 from optigpu.documents.result import MetricSummary, Verdict, VerdictReason, VerdictWarning
 from optigpu.documents.rounds import RoundMark

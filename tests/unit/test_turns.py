@@ -7,7 +7,7 @@ import pytest
 
 from optigpu.conductor.outcome import with_turns
 from optigpu.conductor.verdicts.cost import Evidence
-from optigpu.conductor.verdicts.marks import Selection, Yardstick
+from optigpu.conductor.verdicts.disturbance import Selection, Yardstick
 from optigpu.documents.result import Measurement, MetricSummary, Result, Verdict
 from optigpu.documents.rounds import RoundRecord
 from optigpu.statistics.intervals import summarise

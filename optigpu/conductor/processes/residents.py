@@ -43,8 +43,8 @@ from optigpu.conductor.processes.rounds import (
 )
 from optigpu.conductor.saturation import Watched
 from optigpu.conductor.session import Session
+from optigpu.conductor.verdicts.disturbance import Yardstick
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, HostSample
-from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.documents.events import VariantStarted
 from optigpu.documents.facts import KernelFacts, WeightFacts
 from optigpu.job.estimate import ROUGH_QUALITY_S, START

@@ -15,8 +15,8 @@ import numpy as np
 from optigpu.child.messages import Assignment, Audited, Metered, Ready, Round, RunAudit, RunMeter, RunRound
 from optigpu.conductor.processes.child import Child, ask
 from optigpu.conductor.progress import JobProgress
+from optigpu.conductor.verdicts.disturbance import Goal, Selection, Yardstick, select
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
-from optigpu.conductor.verdicts.marks import Goal, Selection, Yardstick, select
 from optigpu.documents.facts import KernelFacts
 from optigpu.documents.rounds import LoadRun
 from optigpu.hardware.counters import cpu_clock_s, needs_cpu

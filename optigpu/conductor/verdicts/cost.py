@@ -11,9 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from optigpu.conductor.processes.rounds import Replicate
-from optigpu.conductor.verdicts.disturbance import Disturbance, crowded
+from optigpu.conductor.verdicts.disturbance import Disturbance, Lost, Selection, allowed_cores, crowded
 from optigpu.conductor.verdicts.host_monitor import HostSample
-from optigpu.conductor.verdicts.marks import Lost, Selection, allowed_cores
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.rounds import RoundMark, RoundRecord
 from optigpu.statistics.drift import Array

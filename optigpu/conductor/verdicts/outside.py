@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from optigpu.conductor.processes.rounds import MeterReading
 from optigpu.conductor.verdicts import detectors, disturbance
 from optigpu.conductor.verdicts.cost import MOST, RANKED_UP_TO, Evidence, bound_of, together
-from optigpu.conductor.verdicts.disturbance import Disturbance
+from optigpu.conductor.verdicts.disturbance import Disturbance, Yardstick
 from optigpu.conductor.verdicts.host_monitor import HostSample
-from optigpu.conductor.verdicts.marks import Yardstick
 from optigpu.documents.result import VerdictReason
 from optigpu.documents.rounds import RoundMark
 
