@@ -19,6 +19,7 @@ from optigpu import __version__
 from optigpu import __version__ as VERSION
 from optigpu.documents.administration import AlertRequest, WebhookRequest
 from optigpu.documents.events import PilotBeat, PilotEnd, PilotEvent, PilotOutcome
+from optigpu.documents.gates import GateRequest
 from optigpu.documents.manifest import ModelManifest
 from optigpu.documents.others import OthersFile
 from optigpu.documents.views import EventView, Problem
@@ -288,6 +289,7 @@ OURS = (
         OthersFile,
         WebhookRequest,
         AlertRequest,
+        GateRequest,
     ),
     *(WorkerInfo, PilotBeat, PilotEvent, PilotOutcome, PilotEnd),
 )

@@ -171,7 +171,11 @@ def share_bounds(share: float, count: int, without: Sequence[float]) -> Bounds |
     t = t_quantile(0.975, len(without) - 1)
     centre = (share + t**2 / (2 * worth)) / (1 + t**2 / worth)
     half = t / (1 + t**2 / worth) * np.sqrt(share * (1 - share) / worth + t**2 / (4 * worth**2))
-    return max(0.0, float(centre - half)), min(1.0, float(centre + half))
+    low, high = (
+        float(centre - half),
+        float(centre + half),
+    )  # of a share of 1 the upper one is 1 but for rounding
+    return max(0.0, min(low, share)), min(1.0, max(high, share))
 
 
 def estimate_of_parts(value: Array, without: Array) -> Estimate:

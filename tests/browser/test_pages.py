@@ -201,7 +201,7 @@ def get(site: Site, path: str, **headers: str) -> httpx.Response:
 def test_the_first_page_with_all_of_its_files_is_small(site: Site) -> None:
     page = get(site, "/")
     files = [link for link in page.text.split('"') if link.startswith("/static/")]
-    assert len(files) >= 5
+    assert len(files) >= 4
     sent = [page.content, *(get(site, link).content for link in files)]
     assert sum(len(gzip.compress(each, 5)) for each in sent) < MOST_BYTES
     assert page.headers["content-encoding"] == "gzip"

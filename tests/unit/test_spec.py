@@ -17,10 +17,12 @@ from optigpu.vocabulary import BenchMode, DeviceKind, Precision, Role, SpecError
 from optigpu.workloads import WORKLOADS
 from optigpu.workloads.generate import Generate
 from optigpu.workloads.matmul import Matmul
+from tests.engine.brought_kernels import HONEST
 from tests.pages import LIBRARY, blocks
 from tests.unit.made_results import a_rung, metric, result
 from tests.unit.test_attribution import HERE as CPU
 
+REQUIRED = {"kernel": {"kernel": HONEST}}
 BASE: dict[str, Any] = {"workload": {"kind": "generate"}, "model": "preset:gpt2"}
 
 # Digests of stored results. A change of these makes every earlier result a stranger to every later one.
@@ -126,7 +128,7 @@ def test_every_workload_can_be_posted_as_it_is(kind: str) -> None:
     """And is read strictly, as the service reads what is posted: a number is no text, and every list is one."""
     workload = WORKLOADS[kind]
     model = workload.example_model if workload.task.needs_model else None
-    posted = spec(workload={"kind": kind}, model=model)
+    posted = spec(workload={"kind": kind} | REQUIRED.get(kind, {}), model=model)
     assert JobSpec.model_validate_json(posted.model_dump_json(), strict=True) == posted
     variants = variants_of(posted)
     assert len({variant.digest for variant in variants}) == len(variants)
