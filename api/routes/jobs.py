@@ -434,7 +434,7 @@ def list_workloads(_: Reader) -> Workloads:
                 "backends": [
                     backend.name
                     for backend in BACKENDS.values()
-                    if not backend.supports(kind(kind=name), None)
+                    if not backend.supports(kind.model_construct(kind=name), None)
                 ],
                 "schema": kind.model_json_schema(),
             }
