@@ -87,11 +87,13 @@ class Compared:
 
 @dataclass(frozen=True)
 class Tool:
-    """A program of an environment, its arguments, and the file that it writes into the turn's folder."""
+    """A program of an environment, its arguments, and the file that it writes into the turn's folder. One that is not
+    `offline` takes the name of a folder for one of the hub where it is told to stay offline."""
 
     program: str
     arguments: Callable[[Turn], list[str]]
     written: str
+    offline: bool = True
 
 
 def _guidellm(turn: Turn) -> list[str]:
@@ -165,7 +167,7 @@ def _benchy(turn: Turn) -> list[str]:
 
 TOOLS = {
     "guidellm": Tool("guidellm", _guidellm, "benchmarks.json"),
-    "aiperf": Tool("aiperf", _aiperf, "profile_export_aiperf.json"),
+    "aiperf": Tool("aiperf", _aiperf, "profile_export_aiperf.json", offline=False),
     "vllm": Tool("python", _vllm, "vllm.json"),
     "llama-benchy": Tool("llama-benchy", _benchy, "benchy.json"),
 }
@@ -201,12 +203,9 @@ def ours(turn: Turn) -> Figures:
 
 def theirs(tool: Tool, program: Path, turn: Turn) -> OthersFile:
     """What the tool's file says. Raises OptiGPUError with the end of what it printed where there is none."""
-    own = {
-        "HOME": str(turn.folder),
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_TARGET_DEVICE": "cpu",
-    }
+    own = {"HOME": str(turn.folder), "VLLM_TARGET_DEVICE": "cpu"}
+    if tool.offline:
+        own |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [str(program), *tool.arguments(turn)]
     try:

@@ -15,6 +15,7 @@ from optigpu.vocabulary import SpecError
 Statistics = Mapping[Statistic, str]
 WHOLE: Statistics = MappingProxyType({"whole": ""})
 FROM_SENDING = "counts from when the request was sent, ours under load from when it was to be sent"
+OWN_COUNT = "counts the tokens of the text by a tokenizer, unless it was told to take the server's count"
 TO_STREAM_END = f"{FROM_SENDING}; ends with the stream, ours with the last token"
 
 
@@ -65,10 +66,10 @@ def _aiperf_parts(document: object) -> Iterator[Part]:
     in_requests: Statistics = {"mean": "avg", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
     counted = (
         Counted("ttft_s", "time_to_first_token.{}", in_requests, None, FROM_SENDING),
-        Counted("tpot_s", "inter_token_latency.{}", in_requests, None),
+        Counted("tpot_s", "inter_token_latency.{}", in_requests, None, OWN_COUNT),
         Counted("latency_s", "request_latency.{}", in_requests, None, FROM_SENDING),
         Counted("requests_per_s", "request_throughput.avg", WHOLE, None),
-        Counted("tokens_per_s", "output_token_throughput.avg", WHOLE, None),
+        Counted("tokens_per_s", "output_token_throughput.avg", WHOLE, None, OWN_COUNT),
     )
     others = {
         "inter_chunk_latency": "between chunks of the stream, whatever each holds",
@@ -231,7 +232,7 @@ FORMATS = (
         lambda found: About(
             version=text(found, "aiperf_version"),
             measured_at=moment(at(found, "start_time")),
-            model=text(found, "input_config.endpoint.model_names.0"),
+            model=text(found, "input_config.models.items.0.name"),
         ),
         _aiperf_parts,
     ),

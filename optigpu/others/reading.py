@@ -140,7 +140,9 @@ def at(document: object, path: str) -> object:
 def text(document: object, path: str) -> str | None:
     """A text or a number at a path on one line; None for anything else, and for an empty one."""
     value = at(document, path)
-    return line(str(value)) or None if isinstance(value, str | int | float) else None
+    if isinstance(value, float):
+        return f"{value:g}"
+    return line(str(value)) or None if isinstance(value, str | int) else None
 
 
 def line(value: str) -> str:
