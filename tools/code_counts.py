@@ -45,7 +45,7 @@ class Sizes:
 
 
 BOUNDS = Counts(inner_imports=15, any_types=349, type_ignores=15, cached_classes=0)
-LARGEST = Sizes(files=1350, optigpu_lines=84400, tests_lines=71600, benchmarks_lines=6570)
+LARGEST = Sizes(files=1350, optigpu_lines=85100, tests_lines=71900, benchmarks_lines=6930)
 Counted = TypeVar("Counted", Counts, Sizes)
 
 
