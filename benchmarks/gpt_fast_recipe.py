@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, layer_norm, linear, rms_norm, scaled_dot_product_attention, silu
 
-from optigpu.techniques.compilation.cuda_graphs.recording import record_cuda_graph
+from optigpu.surgery.made_steps import record_cuda_graph
 
 Weights = Literal["int4", "int8", "bf16"]
 GROUP = 32

@@ -55,3 +55,15 @@ FUSED_ACTIVATIONS = {
     "grad_enabled": "the fused activation has no gradient",
     "cpu_offload": "its kernel is chosen where the weights are loaded, which is the CPU for an offloaded model",
 }
+STAGING_SLOTS = 2
+"""Layers of an offloaded model on the device at once: one that computes and one that arrives."""
+
+
+def other_vocabulary(draft: str, drafting: int, model: int) -> str | None:
+    """Why a draft of so many ids cannot guess for a model of so many, in one sentence, or None."""
+    if drafting == model:
+        return None
+    return (
+        f"speculative_decoding needs a draft with the model's vocabulary; {draft} has {drafting} tokens and the model "
+        f"{model}. Name another draft."
+    )

@@ -1,4 +1,4 @@
-"""The techniques, a module or a package each, in four layers and what goes beyond them.
+"""The techniques, a module each, in four layers and what goes beyond them.
 
 To add one: write it and name its class in the union below. The request's schema, the command line's choices and the
 documentation's table follow from the union.

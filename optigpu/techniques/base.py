@@ -2,7 +2,7 @@
 
 A technique's file holds one class. Its facts (`layer`, `phase`, `requires`, `conflicts`, ...) and `check` are read by
 every process, so the file imports no torch at its top. The hooks run in the measuring process alone: what they need of
-torch is in `surgery`, or beside the `__init__.py` of a package, and is imported within the hook.
+torch is in `surgery`, and is imported within the hook.
 """
 
 from collections.abc import Callable, Mapping, Sequence

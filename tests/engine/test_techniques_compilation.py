@@ -11,10 +11,10 @@ import torch
 from optigpu.backends.torch.applied import PassModel
 from optigpu.hardware import probe
 from optigpu.models.loading.footprint import weight_bytes
+from optigpu.surgery import made_steps as aot_package
+from optigpu.surgery.made_steps import Package
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.export_aot import ExportAot
-from optigpu.techniques.compilation.export_aot import package as aot_package
-from optigpu.techniques.compilation.export_aot.package import Package
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache

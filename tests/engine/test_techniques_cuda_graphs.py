@@ -8,8 +8,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from optigpu.surgery import made_steps
 from optigpu.techniques.base import Notes, Technique
-from optigpu.techniques.compilation.cuda_graphs import CudaGraphs, recording
+from optigpu.techniques.compilation.cuda_graphs import CudaGraphs
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("models_dir", "one_torch_thread", "recorded
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "record_cuda_graph", record_by_hand)
+    monkeypatch.setattr(made_steps, "record_cuda_graph", record_by_hand)
 
 
 @pytest.mark.slow

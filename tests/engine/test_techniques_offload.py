@@ -7,9 +7,10 @@ import torch
 
 from optigpu.backends.torch import applied, device, load_options
 from optigpu.backends.torch.applied import DecodingModel
+from optigpu.surgery import host_memory
+from optigpu.surgery.host_memory import decoder_layers, offload
 from optigpu.techniques.base import Technique
-from optigpu.techniques.memory.cpu_offload import CpuOffload, streaming
-from optigpu.techniques.memory.cpu_offload.streaming import decoder_layers, offload
+from optigpu.techniques.memory.cpu_offload import CpuOffload
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
 from optigpu.techniques.memory.static_kv_cache import StaticKvCache
@@ -129,7 +130,7 @@ def test_a_layer_that_fails_leaves_its_weights_at_home() -> None:
 @pytest.fixture
 def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both places are the host, and the copies are plain."""
-    monkeypatch.setattr(streaming, "destination", lambda: (torch.device("cpu"), StrictLane()))
+    monkeypatch.setattr(host_memory, "destination", lambda: (torch.device("cpu"), StrictLane()))
 
 
 @pytest.mark.usefixtures("models_dir", "on_the_host")

@@ -8,16 +8,15 @@ import torch
 
 from optigpu.backends.training import MicroBatch
 from optigpu.hardware import probe
+from optigpu.surgery.compiling import CompiledLoss, CompileOptions
+from optigpu.surgery.fp8_layers import E4M3_LARGEST, Fp8Linear, Fp8Products, quantize_fp8, train_in_fp8
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp8 import Fp8
-from optigpu.techniques.quantization.fp8.layers import E4M3_LARGEST, Fp8Linear, quantize_fp8
 from optigpu.techniques.quantization.tf32 import Tf32
 from optigpu.techniques.training.chunked_cross_entropy import ChunkedCrossEntropy
 from optigpu.techniques.training.compile_training import CompileTraining
-from optigpu.techniques.training.compile_training.compiled_loss import CompiledLoss
 from optigpu.techniques.training.fp8_training import Fp8Training
-from optigpu.techniques.training.fp8_training.layers import Fp8Products, train_in_fp8
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from tests.breadth import spread
 from tests.engine.test_techniques_quantization import e4m3
@@ -124,6 +123,7 @@ def test_tf32_sets_what_products_run_in_and_leaves_the_weights() -> None:
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 UNCOMPILED = CompileTraining(backend="aot_eager")
+TRACED = CompileOptions("aot_eager", "default", fullgraph=True)
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -234,13 +234,13 @@ def micro_batch() -> MicroBatch:
 def test_a_step_with_a_graph_break_needs_several_graphs() -> None:
     torch._dynamo.reset()
     with pytest.raises(UnsupportedError, match="set fullgraph to false"):
-        CompiledLoss(UNCOMPILED, breaking, Notes())(micro_batch())
+        CompiledLoss(TRACED, breaking, Notes())(micro_batch())
     notes = Notes()
-    several = CompileTraining(backend="aot_eager", fullgraph=False)
+    several = CompileOptions("aot_eager", "default", fullgraph=False)
     assert float(CompiledLoss(several, breaking, notes)(micro_batch()).detach()) == 2
     assert notes.facts["graph_breaks"] == 1
 
 
 def test_a_step_that_torch_does_not_compile_is_refused() -> None:
     with torch.compiler.set_stance("force_eager"), pytest.raises(UnsupportedError, match="made no graph"):
-        CompiledLoss(UNCOMPILED, lambda micro: micro.inputs["x"].sum(), Notes())(micro_batch())
+        CompiledLoss(TRACED, lambda micro: micro.inputs["x"].sum(), Notes())(micro_batch())

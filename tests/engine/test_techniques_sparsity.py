@@ -8,10 +8,10 @@ import torch
 
 from optigpu.hardware import probe
 from optigpu.models.loading.footprint import weight_bytes
+from optigpu.surgery.sparse_layers import prune
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.techniques.sparsity.magnitude_pruning import MagnitudePruning
-from optigpu.techniques.sparsity.magnitude_pruning.layers import prune
 from optigpu.techniques.sparsity.smaller_model import SmallerModel
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 from tests.breadth import spread

@@ -12,9 +12,9 @@ from optigpu.job.spec import JobSpec
 from optigpu.models.described import facts_of
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.models.reference import parse_reference
+from optigpu.surgery.speculation import PromptLookup, SpeculativeLoop
 from optigpu.techniques.base import Notes
 from optigpu.techniques.decoding.speculative_decoding import SpeculativeDecoding
-from optigpu.techniques.decoding.speculative_decoding.loop import PromptLookup, SpeculativeLoop
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.quantization.int8_weight_only import Int8WeightOnly
 from optigpu.vocabulary import DeviceKind, ReplicateError, SpecError, UnsupportedError

@@ -13,6 +13,7 @@ from optigpu.backends.training import NO_TARGET, Texts
 from optigpu.hardware import probe
 from optigpu.job.spec import JobSpec
 from optigpu.models.families import FAMILIES
+from optigpu.surgery.training_steps import PackedArrangement, first_fit_decreasing
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.training.activation_offload import ActivationOffload
 from optigpu.techniques.training.chunked_cross_entropy import ChunkedCrossEntropy
@@ -27,7 +28,6 @@ from optigpu.techniques.training.optimizer_8bit import Optimizer8bit
 from optigpu.techniques.training.optimizer_in_backward import OptimizerInBackward
 from optigpu.techniques.training.qlora import Qlora
 from optigpu.techniques.training.sequence_packing import SequencePacking
-from optigpu.techniques.training.sequence_packing.packing import PackedArrangement, first_fit_decreasing
 from optigpu.vocabulary import DeviceKind, SpecError, UnsupportedError
 from optigpu.workloads.train_step import TrainStep
 from tests.breadth import spread

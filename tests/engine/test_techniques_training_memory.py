@@ -21,10 +21,10 @@ from optigpu.surgery.bitsandbytes_layers import Nf4Linear
 from optigpu.surgery.extras import AdapterParameters
 from optigpu.surgery.integer_layers import Int4Linear, Int8Linear
 from optigpu.surgery.places import Place, linear_places, weight_of
+from optigpu.surgery.training_steps import ChunkedLoss
 from optigpu.techniques.base import Technique
 from optigpu.techniques.training.activation_offload import ActivationOffload
 from optigpu.techniques.training.chunked_cross_entropy import ChunkedCrossEntropy
-from optigpu.techniques.training.chunked_cross_entropy.loss import ChunkedLoss
 from optigpu.techniques.training.fused_optimizer import FusedOptimizer
 from optigpu.techniques.training.int8_finetune import Int8Finetune
 from optigpu.techniques.training.lora import Lora

@@ -10,6 +10,7 @@ from optigpu.backends.torch.applied import DecodingModel, PassModel
 from optigpu.backends.torch.device import EventClock
 from optigpu.conductor.proof import prove
 from optigpu.models.loading.footprint import weight_bytes
+from optigpu.surgery.host_memory import CudaLane, decoder_layers, offload
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.cuda_graphs import CudaGraphs
 from optigpu.techniques.compilation.export_aot import ExportAot
@@ -17,7 +18,6 @@ from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.decoding.speculative_decoding import SpeculativeDecoding
 from optigpu.techniques.memory.autocast import Autocast
 from optigpu.techniques.memory.cpu_offload import CpuOffload
-from optigpu.techniques.memory.cpu_offload.streaming import CudaLane, decoder_layers, offload
 from optigpu.techniques.memory.inference_mode import InferenceMode
 from optigpu.techniques.memory.int8_kv_cache import Int8KvCache
 from optigpu.techniques.memory.sliding_kv_cache import SlidingKvCache

@@ -23,13 +23,13 @@ from optigpu.ops.linear.int8_linear import (
     pack,
     quantize_rows,
 )
+from optigpu.surgery.fp8_layers import Fp8Linear, quantize_fp8
 from optigpu.surgery.places import linear_places, weight_of
 from optigpu.techniques.base import Notes, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile
 from optigpu.techniques.quantization.awq import Awq
 from optigpu.techniques.quantization.bf16 import Bf16
 from optigpu.techniques.quantization.fp8 import Fp8
-from optigpu.techniques.quantization.fp8.layers import Fp8Linear, quantize_fp8
 from optigpu.techniques.quantization.fp16 import Fp16
 from optigpu.techniques.quantization.gptq import Gptq
 from optigpu.techniques.quantization.int4_weight_only import Int4WeightOnly
