@@ -2,10 +2,11 @@
 
     figure(Panel | History | Samples, id_prefix="speed", link=address_of_result) -> Figure(svg, table)
 
-A Panel is drawn by its form, as in a file; a History (`optigpu.statistics.levels.with_changes`) over time, Samples as a
-histogram of each replicate. On a page a chart is inline SVG that Jinja does not escape: a `<div class="c-chart">` with
-two drawings, for wide and for narrow places, of which charts.css shows the one that fits; or a `<p class="c-empty">`
-with the reason why there is none. All ids begin with `id_prefix`, which has to differ between the charts of a page.
+A Panel is drawn by its form, as in a file; a History (`optigpu.statistics.changes.with_changes`) over time, Samples as
+a histogram of each replicate. On a page a chart is inline SVG that Jinja does not escape: a `<div class="c-chart">`
+with two drawings, for wide and for narrow places, of which charts.css shows the one that fits; or a `<p
+class="c-empty">` with the reason why there is none. All ids begin with `id_prefix`, which has to differ between the
+charts of a page.
 `link` is given the id of a result and answers with the address of its page, or None. There is no style, no script and
 nothing from elsewhere in it. A parent that shrinks to its content (a flex item, a float) needs a width.
 """

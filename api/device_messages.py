@@ -33,7 +33,7 @@ from optigpu.documents.devices import (
 )
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.fit import predict
-from optigpu.hardware.boards import Board, board
+from optigpu.hardware.catalog import Board, board
 from optigpu.store import devices, edge_reports
 from optigpu.store.database import Session
 from optigpu.store.devices import DeviceRequest, Entered

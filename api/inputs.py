@@ -22,12 +22,12 @@ from optigpu.documents.events import Estimated, PlannedVariant
 from optigpu.documents.fields import MOST_ERRORS, WHOLE, FieldsError, fields_of, line, unknown
 from optigpu.documents.queries import PRINTABLE
 from optigpu.documents.versions import RUN_FORMAT, RunDocument
-from optigpu.hub_organisations import hub_refusal
 from optigpu.job.measured import unplanned
 from optigpu.job.plan import variants_of
 from optigpu.job.search import foreseen
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.store.withdrawals import Withdrawal
+from optigpu.variables import hub_refusal
 from optigpu.vocabulary import Frozen, SpecError, VariantStatus, is_id
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -6,32 +6,17 @@ from typing import TYPE_CHECKING
 from optigpu.exports import EXPORTS
 
 if TYPE_CHECKING:
+    from optigpu.facade.attention import CachedMultiHeadAttention as CachedMultiHeadAttention
+    from optigpu.facade.attention import CachedTransformerDecoder as CachedTransformerDecoder
+    from optigpu.facade.attention import (
+        benchmark_attention_implementations as benchmark_attention_implementations,
+    )
+    from optigpu.facade.attention import benchmark_generation as benchmark_generation
+    from optigpu.facade.attention import flash_attention_native as flash_attention_native
+    from optigpu.facade.attention import standard_attention as standard_attention
     from optigpu.facade.benchmark_result import BenchmarkResult as BenchmarkResult
     from optigpu.facade.deep_learning import DeepLearningBenchmark as DeepLearningBenchmark
     from optigpu.facade.engine import BenchmarkEngine as BenchmarkEngine
-    from optigpu.facade.functions.attention import CachedMultiHeadAttention as CachedMultiHeadAttention
-    from optigpu.facade.functions.attention import CachedTransformerDecoder as CachedTransformerDecoder
-    from optigpu.facade.functions.attention import (
-        benchmark_attention_implementations as benchmark_attention_implementations,
-    )
-    from optigpu.facade.functions.attention import benchmark_generation as benchmark_generation
-    from optigpu.facade.functions.attention import flash_attention_native as flash_attention_native
-    from optigpu.facade.functions.attention import standard_attention as standard_attention
-    from optigpu.facade.functions.checkpointing import (
-        CheckpointedTransformerBlock as CheckpointedTransformerBlock,
-    )
-    from optigpu.facade.functions.checkpointing import compare_checkpointing as compare_checkpointing
-    from optigpu.facade.functions.checkpointing import (
-        enable_gradient_checkpointing_hf as enable_gradient_checkpointing_hf,
-    )
-    from optigpu.facade.functions.precisions import compare_precisions as compare_precisions
-    from optigpu.facade.functions.precisions import train_step_bf16 as train_step_bf16
-    from optigpu.facade.functions.precisions import train_step_fp16 as train_step_fp16
-    from optigpu.facade.functions.precisions import train_step_fp32 as train_step_fp32
-    from optigpu.facade.functions.precisions import (
-        train_with_gradient_accumulation as train_with_gradient_accumulation,
-    )
-    from optigpu.facade.functions.timing import benchmark_torch_compile as benchmark_torch_compile
     from optigpu.facade.gpu_profiler import GPUProfiler as GPUProfiler
     from optigpu.facade.kernel_optimizer import CUDAKernelOptimizer as CUDAKernelOptimizer
     from optigpu.facade.kernel_optimizer import simulate_matmul as simulate_matmul
@@ -49,6 +34,21 @@ if TYPE_CHECKING:
     from optigpu.facade.quantized import quantize as quantize
     from optigpu.facade.quantized_linear import QuantizedLinear as QuantizedLinear
     from optigpu.facade.recommendations import recommend_optimization as recommend_optimization
+    from optigpu.facade.timing import benchmark_torch_compile as benchmark_torch_compile
+    from optigpu.facade.training import (
+        CheckpointedTransformerBlock as CheckpointedTransformerBlock,
+    )
+    from optigpu.facade.training import compare_checkpointing as compare_checkpointing
+    from optigpu.facade.training import compare_precisions as compare_precisions
+    from optigpu.facade.training import (
+        enable_gradient_checkpointing_hf as enable_gradient_checkpointing_hf,
+    )
+    from optigpu.facade.training import train_step_bf16 as train_step_bf16
+    from optigpu.facade.training import train_step_fp16 as train_step_fp16
+    from optigpu.facade.training import train_step_fp32 as train_step_fp32
+    from optigpu.facade.training import (
+        train_with_gradient_accumulation as train_with_gradient_accumulation,
+    )
 
 __version__ = "0.1.0"
 __all__ = [*EXPORTS, "__version__"]

@@ -7,12 +7,11 @@ _BY_MODULE = {
     "benchmark_result": "BenchmarkResult",
     "deep_learning": "DeepLearningBenchmark",
     "engine": "BenchmarkEngine",
-    "functions.attention": "CachedMultiHeadAttention CachedTransformerDecoder benchmark_attention_implementations "
+    "attention": "CachedMultiHeadAttention CachedTransformerDecoder benchmark_attention_implementations "
     "benchmark_generation flash_attention_native standard_attention",
-    "functions.checkpointing": "CheckpointedTransformerBlock compare_checkpointing enable_gradient_checkpointing_hf",
-    "functions.timing": "benchmark_torch_compile",
-    "functions.precisions": "compare_precisions train_step_bf16 train_step_fp16 train_step_fp32 "
-    "train_with_gradient_accumulation",
+    "training": "CheckpointedTransformerBlock compare_checkpointing enable_gradient_checkpointing_hf "
+    "compare_precisions train_step_bf16 train_step_fp16 train_step_fp32 train_with_gradient_accumulation",
+    "timing": "benchmark_torch_compile",
     "gpu_profiler": "GPUProfiler",
     "kernel_optimizer": "CUDAKernelOptimizer simulate_matmul simulate_matmul_devices",
     "measuring": "JobReport ladder leaderboard run",

@@ -1,5 +1,9 @@
-"""The environment variables that OptiGPU reads, and what to say of one that it does not."""
+"""The environment variables that OptiGPU reads, and what to say of one that it does not.
 
+One of them says from which organisations of the model hub anything may be downloaded: all, unless it is set.
+"""
+
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -29,3 +33,17 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
             meant = f"did you mean {close[0]}?" if close else "docs/service.md lists all settings."
             found.append(f"{name} is not a setting and changes nothing; {meant}")
     return found
+
+
+ORGANISATIONS = "OPTIGPU_HUB_ORGANISATIONS"
+"""The environment variable: names separated by commas. The service and its workers each look at their own."""
+
+
+def hub_refusal(repository: str) -> str | None:
+    """Why a repository, ORG/NAME, may not be downloaded, or None if it may."""
+    allowed = [name.strip() for name in os.environ.get(ORGANISATIONS, "").split(",") if name.strip()]
+    organisation, slash, _ = repository.partition("/")
+    if not allowed or (slash and organisation.casefold() in {name.casefold() for name in allowed}):
+        return None
+    why = f"belongs to {organisation}" if slash else "names no organisation"
+    return f"hub:{repository} {why}, and {ORGANISATIONS} allows {', '.join(allowed)} alone; ask for a model of theirs."

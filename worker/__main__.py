@@ -25,7 +25,7 @@ from structlog.typing import Processor
 import migrations
 from optigpu import __version__
 from optigpu.documents.fields import describe_settings
-from optigpu.hardware.nvml import Driver
+from optigpu.hardware.gpu import Driver
 from optigpu.paths import lock_dir
 from optigpu.store import workers
 from optigpu.store.database import Database, Session, StoreUnavailableError

@@ -17,8 +17,8 @@ from api.routes.edge_leaderboard import edge_grids
 from api.routes.operations import catalog_of
 from optigpu.documents.devices import DeviceReportView, DeviceView, EdgeMetric
 from optigpu.documents.queries import Text
-from optigpu.hardware.boards import boards as catalog
 from optigpu.hardware.catalog import HardwareKind
+from optigpu.hardware.catalog import boards as catalog
 from optigpu.report.catalog import parameters_text, technique_fact
 from optigpu.report.numbers import ratio
 from optigpu.store import devices, edge_reports, filters, queue, tallies, workers

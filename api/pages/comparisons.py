@@ -172,7 +172,7 @@ def read_history(view: ReaderView, asked: Annotated[HistoryAsked, Query()]) -> R
     """Without a result, the variants that were measured more than once."""
     if asked.result is None:
         return _choice(view)
-    from optigpu.statistics.levels import with_changes  # here, because it loads numpy
+    from optigpu.statistics.changes import with_changes  # here, because it loads numpy
 
     metric = asked.metric.value if asked.metric else None
     with view.service.database.read() as session:

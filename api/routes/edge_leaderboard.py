@@ -31,7 +31,7 @@ from optigpu.documents.devices import (
 )
 from optigpu.documents.fields import Entry, unknown
 from optigpu.documents.queries import Text
-from optigpu.hardware.boards import boards as catalog
+from optigpu.hardware.catalog import boards as catalog
 from optigpu.report.formats import Column, Grid, columns, csv_text, tabulated
 from optigpu.report.numbers import MISSING, scaled, short
 from optigpu.store import edge_reports

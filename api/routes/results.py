@@ -222,7 +222,7 @@ def get_history(
 ) -> History:
     """All valid results of the same variant on the same class of hardware, the newest page first, and where their level
     changed: by how much, and which versions changed with it."""
-    from optigpu.statistics.levels import with_changes  # here, because it loads numpy
+    from optigpu.statistics.changes import with_changes  # here, because it loads numpy
 
     metric = wanted.metric.value if wanted.metric else None
     with service.database.read() as session:

@@ -20,13 +20,12 @@ from pathlib import Path, PurePath
 
 from optigpu.backends.base import Order
 from optigpu.backends.engine import allocation_failed
-from optigpu.bounded_folder import Bound, BoundedFolder, mark_used, remove
 from optigpu.documents.facts import WeightFacts
 from optigpu.models import families
 from optigpu.models.described import configuration_file
 from optigpu.models.held import gguf_file, origin_of, sound_directory
 from optigpu.models.reference import BUNDLED
-from optigpu.paths import cache_dir
+from optigpu.paths import Bound, BoundedFolder, cache_dir, mark_used, remove
 from optigpu.programs import run_program
 from optigpu.vocabulary import OptiGPUError, UnsupportedError, canonical_json, first_line
 

@@ -41,7 +41,7 @@ from optigpu.documents.peaks import Peaks
 from optigpu.documents.result import Environment
 from optigpu.documents.rounds import LoadRun
 from optigpu.documents.selftest import SelfCheck
-from optigpu.fit.training import StackNeeds
+from optigpu.fit.memory import StackNeeds
 from optigpu.job.spec import Measure, Variant
 from optigpu.recipes.request import RecipeOutcome, RecipeRequest
 from optigpu.techniques import AnyTechnique

@@ -34,7 +34,7 @@ from optigpu.child.messages import (
     TrainingPredicted,
 )
 from optigpu.documents.facts import ImageFacts, ModelFacts
-from optigpu.fit.training import StackNeeds
+from optigpu.fit.memory import StackNeeds
 from optigpu.job.spec import resolve
 from optigpu.programs import ResidentProgram, programs_run_by
 from optigpu.selftest.checks import all_checks, run_check

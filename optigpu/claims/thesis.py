@@ -20,8 +20,8 @@ from optigpu.claims.model import (
 from optigpu.claims.rules import flop_per_item, judge, peak_flop_per_s
 from optigpu.documents.devices import EdgeBoard, EdgeMetric, EdgeWorkerRow
 from optigpu.edge.fit import check_claim
-from optigpu.hardware.boards import board as board_of
 from optigpu.hardware.catalog import Device, Dtype, devices, find, find_class
+from optigpu.hardware.catalog import board as board_of
 from optigpu.vocabulary import Document, Frozen, SpecError
 
 ARITHMETIC: tuple[Dtype, ...] = ("fp16", "bf16", "fp32", "int8")

@@ -7,15 +7,7 @@ from typing import Annotated
 import typer
 
 from optigpu import __version__
-from optigpu.cli import (
-    advise,
-    convert,
-    gate,
-    local,
-    models,
-    remote,
-    runs,
-)
+from optigpu.cli import advise, gate, local, models, remote, runs
 from optigpu.cli.options import (
     add_flagged,
     job_panels,
@@ -42,7 +34,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     local.probe, local.techniques, local.run, local.ladder, local.ablation, local.search, local.bench,
     local.selftest, runs.runs, runs.show, runs.export, runs.import_, remote.submit, remote.watch, remote.jobs,
     remote.cancel, remote.withdraw, remote.leaderboard, runs.compare, runs.replay, advise.claims,
-    runs.chart, runs.charts, convert.convert, models.recipe, advise.fit, advise.advise,
+    runs.chart, runs.charts, models.convert, models.recipe, advise.fit, advise.advise,
     local.batch_scaling,
 )  # fmt: skip
 FLAGGED = {

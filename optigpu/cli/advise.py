@@ -336,7 +336,7 @@ def _show_training(
     form: OutputFormat,
 ) -> None:
     from optigpu.conductor.tasks import fit_training
-    from optigpu.fit.training import USUAL, TrainingAsked
+    from optigpu.fit.memory import USUAL, TrainingAsked
     from optigpu.hardware.catalog import gpu_of
     from optigpu.job.spec import JobSpec
     from optigpu.report.fit import training_grid

@@ -35,7 +35,7 @@ from optigpu.documents.result import (
     Samples,
 )
 from optigpu.documents.rounds import QUERY_METRICS, LoadRun
-from optigpu.engines.libraries import LIBRARIES, Machine, build_facts
+from optigpu.engines.install import LIBRARIES, Machine, build_facts
 from optigpu.hardware.catalog import find_class
 from optigpu.job.measured import measured, summary_of
 from optigpu.job.spec import JobSpec, Variant, digest

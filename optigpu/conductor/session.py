@@ -34,11 +34,11 @@ from optigpu.documents.result import Environment
 from optigpu.engines.environments import program_of, software_of, variables_of
 from optigpu.hardware import hardware_class, probe
 from optigpu.hardware.counters import cpu_clock_s
-from optigpu.hardware.identity import software_fingerprint
-from optigpu.hub_organisations import hub_refusal
+from optigpu.hardware.probe import software_fingerprint
 from optigpu.job.estimate import Plan
 from optigpu.job.spec import JobSpec, Variant
 from optigpu.selftest import kept
+from optigpu.variables import hub_refusal
 from optigpu.vocabulary import DeviceKind, UnsupportedError
 
 MOST_ANSWER_S, ANSWERS = 600.0, 4

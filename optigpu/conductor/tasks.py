@@ -10,7 +10,7 @@ from optigpu.conductor.processes.child import TASKS, Child, TimedWatch, ask
 from optigpu.conductor.processes.locks import hold
 from optigpu.conductor.processes.variables import PATIENT, child_variables
 from optigpu.conductor.session import environment_for
-from optigpu.fit.training import FitOfTraining, TrainingAsked, fit_of
+from optigpu.fit.memory import FitOfTraining, TrainingAsked, fit_of
 from optigpu.recipes.request import RecipeOutcome, RecipeRequest, check_output
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import DeviceKind

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from optigpu.documents.fields import require_known
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.tflite import operators
-from optigpu.hardware.boards import Board, board, boards
+from optigpu.hardware.catalog import Board, board, boards
 from optigpu.vocabulary import Frozen
 
 CLOCK_HZ = 240_000_000

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from optigpu.facade.benchmark_result import MEBIBYTE, BenchmarkResult
+from optigpu.facade.benchmark_result import MEBIBYTE, BenchmarkResult, Shown, frame
 from optigpu.facade.in_process import device_of, timed
-from optigpu.facade.shown import Shown, frame
 from optigpu.report.formats import Grid, columns
 from optigpu.report.numbers import MISSING, short
 from optigpu.statistics.intervals import ratio

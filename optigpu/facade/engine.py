@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from optigpu.claims.matching import Measured, beside, from_results
 from optigpu.claims.model import UNITS, Claim, baselines, plain
 from optigpu.documents.result import Result
-from optigpu.facade.benchmark_result import BenchmarkResult
+from optigpu.facade.benchmark_result import BenchmarkResult, Picture, Shown, drawn, frame
 from optigpu.facade.in_process import Decoded, decode, device_of
 from optigpu.facade.measuring import JobReport, job_spec, measured
-from optigpu.facade.shown import Picture, Shown, drawn, frame
 from optigpu.hardware import best_device
 from optigpu.job.bench import SIZES, brief
 from optigpu.paths import saying

@@ -9,7 +9,7 @@ from optigpu.conductor.preparation import MachinePeaks
 from optigpu.conductor.progress import JobProgress
 from optigpu.documents.fields import closest, did_you_mean
 from optigpu.documents.peaks import Bound, Peaks
-from optigpu.facade.shown import Shown
+from optigpu.facade.benchmark_result import Shown
 from optigpu.hardware import probe
 from optigpu.hardware.catalog import Device, Dtype, find, gpu_of
 from optigpu.hardware.intensity import Kernel

@@ -6,7 +6,7 @@ from math import isfinite
 from typing import Literal, NamedTuple, get_args
 
 from optigpu.documents.fields import require_known
-from optigpu.facade.shown import Shown
+from optigpu.facade.benchmark_result import Shown
 from optigpu.hardware import probe
 from optigpu.hardware.catalog import Dtype, HardwareKind, card_of, devices, find
 from optigpu.hardware.kernel_plans import KernelPlan, Problem, planned, streamed_s

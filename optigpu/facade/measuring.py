@@ -14,7 +14,7 @@ from optigpu.client import Client
 from optigpu.documents.events import as_document
 from optigpu.documents.result import Attribution, AttributionRow, Result
 from optigpu.documents.views import LeaderboardPage
-from optigpu.facade.shown import Picture, Shown, drawn, frame
+from optigpu.facade.benchmark_result import Picture, Shown, drawn, frame
 from optigpu.hardware import best_device, probe
 from optigpu.job.plan import with_default_stack
 from optigpu.job.spec import JobSpec

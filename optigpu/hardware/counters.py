@@ -14,7 +14,7 @@ from pathlib import Path
 
 from optigpu.hardware.cgroup import ROOT, contents
 from optigpu.hardware.cpu import CORE, PACKAGE, first_of_each
-from optigpu.hardware.nvml import Gpu
+from optigpu.hardware.gpu import Gpu
 from optigpu.hardware.sensors import or_none
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")

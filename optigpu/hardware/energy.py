@@ -19,7 +19,7 @@ from pathlib import Path
 
 from optigpu.hardware.cgroup import ROOT, contents
 from optigpu.hardware.device_kinds import KINDS, Ability
-from optigpu.hardware.nvml import Gpu
+from optigpu.hardware.gpu import Gpu
 from optigpu.hardware.sensors import SensorError
 from optigpu.vocabulary import DeviceKind
 

@@ -25,7 +25,7 @@ from optigpu.job.estimate import (
     spoken,
 )
 from optigpu.job.spec import JobSpec, PlanName, Variant, digest, resolve
-from optigpu.statistics.front import Bounds, compared, surpasses, unsurpassed
+from optigpu.statistics.estimates import Between, compared, surpasses, unsurpassed
 from optigpu.techniques.base import Technique
 from optigpu.vocabulary import METRICS, Better, SpecError
 
@@ -148,11 +148,11 @@ def pareto(results: Sequence[Result], primary: str) -> list[Result]:
     return [results[number] for number in unsurpassed(points)]
 
 
-def _objectives(result: Result, primary: str) -> tuple[Bounds, ...]:
+def _objectives(result: Result, primary: str) -> tuple[Between, ...]:
     return tuple(_bounds(result, name) for name in (primary, *OBJECTIVES))
 
 
-def _bounds(result: Result, name: str) -> Bounds:
+def _bounds(result: Result, name: str) -> Between:
     """More is better. A figure without an interval gets the share that processes differ by, and a count nothing."""
     summary = result.metrics.get(name)
     if summary is None or summary.value is None:

@@ -20,8 +20,7 @@ from optigpu.hardware.cgroup import ROOT
 from optigpu.hardware.counters import clock_files, heat_files, numbers
 from optigpu.hardware.cpu import allowed_cpus
 from optigpu.hardware.energy import EnergySensor, cpu_energy
-from optigpu.hardware.gpu import job_gpu, require_sensors
-from optigpu.hardware.nvml import SLOWDOWNS, Gpu
+from optigpu.hardware.gpu import SLOWDOWNS, Gpu, job_gpu, require_sensors
 from optigpu.hardware.sensors import SensorError, Ticker
 from optigpu.meters.base import Meter, MeterContext, Reading, keep_running
 from optigpu.vocabulary import DeviceKind, UnsupportedError, new_id

@@ -23,9 +23,9 @@ import httpx
 from filelock import FileLock, Timeout
 
 from optigpu.http_clients import http_client, proxy_at_fault
-from optigpu.hub_organisations import hub_refusal
 from optigpu.models.held import may_download, models_dir, sound_directory
 from optigpu.models.reference import ModelReference, TrainedModel
+from optigpu.variables import hub_refusal
 from optigpu.vocabulary import CancelledError, OptiGPUError, UnreachableError, UnsupportedError
 
 WITHIN_S = 5.0

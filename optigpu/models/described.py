@@ -17,13 +17,12 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from optigpu.bounded_folder import BoundedFolder
 from optigpu.documents.facts import ImageFacts, ModelFacts
 from optigpu.models import families
 from optigpu.models.families import Passes, family_of
 from optigpu.models.held import CONFIGURATION, gguf_file, model_directory, read_configuration, weight_files
 from optigpu.models.reference import IMAGE_PRESETS, PRESETS, ModelReference, preset_of, tensor_shapes
-from optigpu.paths import cache_dir
+from optigpu.paths import BoundedFolder, cache_dir
 from optigpu.programs import run_program
 from optigpu.vocabulary import Changeable, Frozen, UnsupportedError
 

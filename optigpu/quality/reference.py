@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from optigpu.bounded_folder import Bound, BoundedFolder, bytes_of, mark_used
 from optigpu.documents.facts import WeightFacts
-from optigpu.paths import cache_dir
+from optigpu.paths import Bound, BoundedFolder, bytes_of, cache_dir, mark_used
 from optigpu.quality.divergence import Agreement, Logits, log_likelihood
 from optigpu.quality.passages import Passage, Prediction, digest_of, pack, unpack
 from optigpu.quality.told import Bounded, Told, expected_by_logits

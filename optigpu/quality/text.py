@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from optigpu.hub_organisations import hub_refusal
+from optigpu.variables import hub_refusal
 from optigpu.vocabulary import Document, OptiGPUError
 
 DATASETS_DIR = "OPTIGPU_DATASETS_DIR"

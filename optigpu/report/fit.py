@@ -7,7 +7,7 @@ from typing import TypeVar
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.fit import Fit as FitOfBoards
 from optigpu.fit.fitting import Fit, FitOfSeveral, StackFit
-from optigpu.fit.training import FitOfTraining, TrainingFit
+from optigpu.fit.memory import FitOfTraining, TrainingFit
 from optigpu.report.formats import Grid, columns, tabulated
 from optigpu.report.numbers import MISSING, short
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from optigpu import __version__
 from optigpu.documents.result import Environment
 from optigpu.documents.selftest import CheckResult, SelfTest, Subject
-from optigpu.hardware.identity import hardware_fingerprint, software_fingerprint
+from optigpu.hardware.probe import hardware_fingerprint, software_fingerprint
 from optigpu.paths import data_dir, draft_of
 from optigpu.vocabulary import DeviceKind, OptiGPUError, utc_now
 

@@ -8,6 +8,8 @@ The jackknife computes a figure of the windows of a text (or images, or items of
 the other; how far it moves says how far another text would move it (Quenouille, Notes on Bias in Estimation, 1956;
 Tukey, 1958). It serves every smooth function of means. Neighbouring windows resemble each other, so that at most 32
 parts of consecutive windows are made.
+
+And which of several points no other surpasses: intervals that overlap count as equal, and so does what is not known.
 """
 
 import math
@@ -184,3 +186,38 @@ def estimate_of_parts(value: Array, without: Array) -> Estimate:
     count = len(without)
     error = np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
     return Estimate(np.asarray(value), np.asarray(error), np.asarray(count - 1.0))
+
+
+Between = tuple[float, float] | None
+"""What a point is in one objective, from its lowest to its highest value; more is better. None: not known."""
+
+
+def unsurpassed(points: Sequence[Sequence[Between]]) -> list[int]:
+    """The numbers of the points that no other surpasses; every point has the same objectives in the same order."""
+    others, found = list(points), []
+    for number, point in enumerate(points):
+        winner = next((place for place, other in enumerate(others) if surpasses(other, point)), None)
+        if winner is None:
+            found.append(number)
+        else:  # what surpasses one point is likely to surpass the next ones
+            others.insert(0, others.pop(winner))
+    return found
+
+
+def surpasses(one: Sequence[Between], other: Sequence[Between]) -> bool:
+    """Whether the first is as good in every objective and better in one."""
+    better = False
+    for ours, theirs in zip(one, other, strict=True):
+        sign = compared(ours, theirs)
+        if sign < 0:
+            return False
+        better = better or sign > 0
+    return better
+
+
+def compared(one: Between, other: Between) -> int:
+    """1 where the first is better, -1 where the second is, 0 where that is not known."""
+    if one is None or other is None:
+        return 0
+    (low, high), (other_low, other_high) = one, other
+    return int(low > other_high) - int(high < other_low)

@@ -86,7 +86,7 @@ def _look_at_bound(session: Session, rule: AlertRule, result: Result) -> None:
 
 
 def _look_for_change(session: Session, rule: AlertRule, result: Result) -> None:
-    from optigpu.statistics.levels import discovered, with_changes  # here, because it loads numpy
+    from optigpu.statistics.changes import discovered, with_changes  # here, because it loads numpy
 
     of_others = (AlertRule.kind == AlertKind.CHANGE_POINT, AlertRule.id != rule.id)
     others = session.scalars(select(AlertRule.chance).where(*of_others)).all()
@@ -128,8 +128,8 @@ def look_for_regression(
     is compared where no webhook asks for the event."""
     if before is None or not webhooks.subscribers(session, WebhookEvent.REGRESSION_FOUND):
         return
+    from optigpu.statistics.changes import discovered
     from optigpu.statistics.compare import NotComparableError, compare  # here, because they load numpy
-    from optigpu.statistics.levels import discovered
 
     variant = result.variant
     try:

@@ -15,7 +15,7 @@ from optigpu.vocabulary import new_id
 
 def add(session: Session, asked: GateRequest, created_by: str) -> GateView:
     """Keeps an outcome, and tells of it."""
-    from optigpu.statistics.levels import discovered  # here, because it loads numpy
+    from optigpu.statistics.changes import discovered  # here, because it loads numpy
 
     outcome = asked.outcome
     newest = select(func.max(GateRow.id)).where(GateRow.series != asked.series).group_by(GateRow.series)

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from optigpu.backends.runtime import Runtime
-from optigpu.hardware.gpu import gpus, job_gpu
-from optigpu.hardware.nvml import Driver
+from optigpu.hardware.gpu import Driver, gpus, job_gpu
 from optigpu.hardware.sensors import SensorError
 from optigpu.meters.base import Meter, MeterContext, QualityOptions, Reading
 from optigpu.meters.energy import EnergyMeter

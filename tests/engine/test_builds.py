@@ -15,8 +15,8 @@ import pytest
 from optigpu.conductor.outcome import builds_of
 from optigpu.documents.facts import RunFacts
 from optigpu.documents.result import Accelerator
-from optigpu.engines import libraries
-from optigpu.engines.libraries import (
+from optigpu.engines import install
+from optigpu.engines.install import (
     LIBRARIES,
     TOO_LARGE,
     EngineLibrary,
@@ -30,7 +30,7 @@ from optigpu.hardware import probe
 from optigpu.hardware.catalog import capabilities
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
-from optigpu.ops.kernel import Example
+from optigpu.ops.launch import Example
 from tools.kernels.compiling import Compiled
 from tools.kernels.sources import examples_of
 from tools.kernels.table import faults, row_of
@@ -71,7 +71,7 @@ def test_instructions_are_counted(built: Built) -> None:
     assert full.instructions["vnni"] > 0
     assert full.instructions["avx512"] >= full.instructions["vnni"]
     assert full.instructions["amx"] == 0
-    assert plain.instructions == dict.fromkeys(libraries.SETS, 0)
+    assert plain.instructions == dict.fromkeys(install.SETS, 0)
 
 
 def test_what_cannot_be_counted_has_its_reason(
@@ -80,7 +80,7 @@ def test_what_cannot_be_counted_has_its_reason(
     text = tmp_path / "text.so"
     text.write_text("no library")
     assert counted(text).reason == "objdump cannot read text.so."
-    monkeypatch.setattr(libraries, "LARGEST_BYTES", 10)
+    monkeypatch.setattr(install, "LARGEST_BYTES", 10)
     large = counted(built("large.so"))
     assert (large.instructions, large.reason) == (None, TOO_LARGE)
     assert mentions(text, b"library")

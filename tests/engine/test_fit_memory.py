@@ -15,8 +15,7 @@ from optigpu.backends.torch.training_memory import predicted_need
 from optigpu.backends.training import TrainingBatch, UpdateRule
 from optigpu.conductor.tasks import fit_training
 from optigpu.documents.facts import ImageFacts
-from optigpu.fit.memory import DecoderMemory, Load
-from optigpu.fit.training import TrainingAsked
+from optigpu.fit.memory import DecoderMemory, Load, TrainingAsked
 from optigpu.hardware.catalog import gpu_of
 from optigpu.job.spec import resolve
 from optigpu.models.described import decoder_shape

@@ -15,8 +15,18 @@ from hypothesis import strategies as st
 import optigpu
 from optigpu.documents.result import Accelerator, CpuSetup, Environment, HostIdSource
 from optigpu.hardware import probe
-from optigpu.hardware.identity import hardware_fingerprint, host_id, memory_class, software_fingerprint
-from optigpu.hardware.probe import IMAGE, REVISION, container, git_revision, image, probed
+from optigpu.hardware.probe import (
+    IMAGE,
+    REVISION,
+    container,
+    git_revision,
+    hardware_fingerprint,
+    host_id,
+    image,
+    memory_class,
+    probed,
+    software_fingerprint,
+)
 from tests.engine.machines import tree
 
 CPUINFO = "model name\t: AMD EPYC 7763 64-Core Processor\nflags\t\t: fpu avx2 fma\n"

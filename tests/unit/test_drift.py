@@ -5,8 +5,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from optigpu.statistics.drift import FEWEST_REQUESTS, Array, drift
-from optigpu.statistics.levels import FEWEST, SHORTEST, change_points, discovered, with_changes
+from optigpu.statistics.changes import (
+    FEWEST,
+    FEWEST_REQUESTS,
+    SHORTEST,
+    Array,
+    change_points,
+    discovered,
+    drift,
+    with_changes,
+)
 from optigpu.vocabulary import Better
 from tests.unit.made_results import a_history, a_point
 

@@ -11,8 +11,8 @@ import pytest
 from filelock import FileLock
 
 from optigpu.backends.converted import whole
-from optigpu.bounded_folder import Bound, BoundedFolder, mark_used
 from optigpu.models.held import DEEPEST, MODELS_DIR, held_models, may_download, model_directory
+from optigpu.paths import Bound, BoundedFolder, mark_used
 from optigpu.vocabulary import OptiGPUError, UnsupportedError
 
 COMMIT = "1" * 40
@@ -237,7 +237,7 @@ def test_a_process_that_is_killed_leaves_no_file_and_no_lock(path: Path) -> None
     code = f"""
 import os, signal
 from pathlib import Path
-from optigpu.bounded_folder import BoundedFolder
+from optigpu.paths import BoundedFolder
 folder = BoundedFolder(Path({str(path)!r}), ".data", {SIZE})
 with folder.locked(), folder.draft_of(folder.path / "a.data") as draft:
     draft.write_bytes(b"half")

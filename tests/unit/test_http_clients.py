@@ -21,12 +21,12 @@ from optigpu.http_clients import (
     proxy_at_fault,
     trusted_for,
 )
-from optigpu.hub_organisations import ORGANISATIONS, hub_refusal
 from optigpu.models import bring
 from optigpu.models.bring import why_no_hub
 from optigpu.proxies import VARIABLES, is_excepted, is_loopback
 from optigpu.quality.text import read_hub
 from optigpu.store.database import StoreUnavailableError
+from optigpu.variables import ORGANISATIONS, hub_refusal
 from optigpu.vocabulary import OptiGPUError, UnreachableError, UnsupportedError
 from tests.unit.scripted_service import Answer, scripted_service
 from worker.pilot import ServiceCalls

@@ -14,7 +14,7 @@ from benchmarks.signing_device import BOARD, MODEL, OUTPUTS, RUN_US, golden
 from optigpu.documents.devices import DeviceReport, DeviceSource, Flag, Reason, ReportState
 from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.fit import predict
-from optigpu.hardware.boards import board
+from optigpu.hardware.catalog import board
 from optigpu.statistics.intervals import fewest_for
 from optigpu.store.edge_reports import StartedRun
 

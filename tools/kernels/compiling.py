@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from optigpu.hardware.catalog import Capability
-from optigpu.ops.kernel import KernelCall
+from optigpu.ops.launch import KernelCall
 
 WARP = 32
 ALIGNMENT = 16

@@ -9,8 +9,7 @@ from triton import JITFunction
 
 import optigpu.ops
 from optigpu.hardware.catalog import Capability
-from optigpu.ops.kernel import Example
-from optigpu.ops.launch import LaunchTarget
+from optigpu.ops.launch import Example, LaunchTarget
 from optigpu.vocabulary import OptiGPUError
 
 FOLDER = Path(optigpu.ops.__file__).parent

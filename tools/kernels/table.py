@@ -11,7 +11,7 @@ import torch
 
 from optigpu.hardware.catalog import Capability, capabilities
 from optigpu.hardware.kernel_plans import occupancy
-from optigpu.ops.kernel import Example
+from optigpu.ops.launch import Example
 from tools.kernels.compiling import Compiled, compiled, digest_of
 from tools.kernels.sources import examples_of, files, name_of
 

@@ -14,7 +14,7 @@ from optigpu.conductor.verdicts.host_monitor import HostSample
 from optigpu.job.spec import Variant
 from optigpu.models.held import GGUF
 from optigpu.quality.divergence import FLOAT_ERROR
-from optigpu.statistics.drift import Array
+from optigpu.statistics.changes import Array
 from optigpu.vocabulary import DeviceKind
 
 UNTOLD_SHARE, UNTOLD_LEAST_S = 0.2, 0.25

@@ -15,7 +15,7 @@ from optigpu.conductor.verdicts.disturbance import Disturbance, Lost, Selection,
 from optigpu.conductor.verdicts.host_monitor import HostSample
 from optigpu.documents.result import MetricSummary
 from optigpu.documents.rounds import RoundMark, RoundRecord
-from optigpu.statistics.drift import Array
+from optigpu.statistics.changes import Array
 from optigpu.vocabulary import METRICS, Better
 
 RANKED_UP_TO = 0.30

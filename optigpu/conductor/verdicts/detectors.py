@@ -8,7 +8,7 @@ import numpy as np
 
 from optigpu.conductor.verdicts.cost import Evidence, times
 from optigpu.conductor.verdicts.disturbance import Disturbance
-from optigpu.statistics.drift import Array, drift
+from optigpu.statistics.changes import Array, drift
 
 CACHED_RATIO = 1.5
 """A request with fresh inputs may take this many times as long as a repeated one."""

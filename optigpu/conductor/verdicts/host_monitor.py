@@ -32,7 +32,7 @@ from optigpu.hardware.counters import (
     processes,
 )
 from optigpu.hardware.cpu import allowed_cpus
-from optigpu.hardware.nvml import Driver, Gpu
+from optigpu.hardware.gpu import Driver, Gpu
 from optigpu.hardware.sensors import SensorError
 from optigpu.vocabulary import DeviceKind
 

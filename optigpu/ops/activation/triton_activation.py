@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from torch.library import triton_op
 
-from optigpu.ops.kernel import Example, KernelCall, without_memory
-from optigpu.ops.launch import LaunchTarget
+from optigpu.ops.launch import Example, KernelCall, LaunchTarget, without_memory
 from optigpu.ops.operands import type_name
 
 BLOCK = 1024

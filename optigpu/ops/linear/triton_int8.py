@@ -16,8 +16,16 @@ import triton
 import triton.language as tl
 from torch.library import triton_op
 
-from optigpu.ops.kernel import Example, KernelCall, without_memory
-from optigpu.ops.launch import MOST_NUMBERS, MOST_ROWS, LaunchTarget, divided, padded
+from optigpu.ops.launch import (
+    MOST_NUMBERS,
+    MOST_ROWS,
+    Example,
+    KernelCall,
+    LaunchTarget,
+    divided,
+    padded,
+    without_memory,
+)
 from optigpu.ops.operands import type_name
 
 WORD_BYTES = 4

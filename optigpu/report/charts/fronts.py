@@ -22,7 +22,7 @@ from optigpu.report.charts.marks import (
     reason_of,
 )
 from optigpu.report.rows import heading
-from optigpu.statistics.front import Bounds, unsurpassed
+from optigpu.statistics.estimates import Between, unsurpassed
 from optigpu.vocabulary import METRICS, Better, Document, SpecError
 
 MEMORIES = {"peak_bytes": "peak memory", "weight_bytes": "bytes of the weights"}
@@ -45,7 +45,7 @@ def with_front(panel: Panel, ranked: Collection[str | None]) -> Panel:
     return panel.model_copy(update={"marks": tuple(marks)})
 
 
-def _bounds(value: float | None, ci: Interval | None, better: Better) -> Bounds:
+def _bounds(value: float | None, ci: Interval | None, better: Better) -> Between:
     """More is better."""
     low, high = ci or (value or 0.0, value or 0.0)
     return (low, high) if better is Better.HIGHER else (-high, -low)

@@ -28,7 +28,7 @@ from optigpu.edge.fit import (
     predict,
 )
 from optigpu.edge.gate import GoldenPair, agreement, golden_of, parse_golden, read_golden
-from optigpu.hardware.boards import Board, board, boards
+from optigpu.hardware.catalog import Board, board, boards
 from optigpu.vocabulary import SpecError
 
 FILE = b"OGLD" + bytes([2, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0]) + b"\x00\x01\x02\x80\x7f\xff\xfe\xfd\x01\x02"

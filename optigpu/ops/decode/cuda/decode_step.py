@@ -26,8 +26,7 @@ from optigpu.ops.decode.program import (
     Norm,
     Program,
 )
-from optigpu.ops.kernel import KernelCall
-from optigpu.ops.launch import LaunchTarget
+from optigpu.ops.launch import KernelCall, LaunchTarget
 
 Products = list[partial[KernelCall]]
 """Calls of linear_call without x and y."""

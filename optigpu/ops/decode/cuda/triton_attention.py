@@ -26,8 +26,7 @@ from optigpu.ops.decode.cuda.triton_linear import (
 )
 from optigpu.ops.decode.cuda.triton_products import bfloat16, capped, rounded
 from optigpu.ops.decode.program import Block, CacheKind, HeadNorm, Mlp, Program
-from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
-from optigpu.ops.launch import LaunchTarget
+from optigpu.ops.launch import Argument, Example, KernelCall, LaunchTarget, without_memory
 
 LOWEST_SCORE = tl.constexpr(-1e30)
 """Less than any score. Unlike with infinity, its difference from itself is zero."""

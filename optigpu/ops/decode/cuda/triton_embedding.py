@@ -15,8 +15,7 @@ from optigpu.ops.decode.cuda.triton_linear import matrix_arguments, matrix_witho
 from optigpu.ops.decode.cuda.triton_products import UNIT, word_of
 from optigpu.ops.decode.program import FEW_BITS, FinerRows, Matrix
 from optigpu.ops.four_bits.scheme import EIGHT, MOVED, SIXTEEN
-from optigpu.ops.kernel import Example, KernelCall, without_memory
-from optigpu.ops.launch import LaunchTarget
+from optigpu.ops.launch import Example, KernelCall, LaunchTarget, without_memory
 
 EMBEDDED = 1024
 """Numbers of a token's embedding for each program."""

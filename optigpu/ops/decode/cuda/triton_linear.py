@@ -19,8 +19,17 @@ from optigpu.ops.activation.triton_activation import activated, gated
 from optigpu.ops.decode.cuda.packing import numbers_shape
 from optigpu.ops.decode.cuda.triton_products import activations, capped, in_units, products, weights
 from optigpu.ops.decode.program import FEW_BITS, WEIGHT_KINDS, Activation, Matrix, Norm, WeightKind
-from optigpu.ops.kernel import Argument, Example, KernelCall, without_memory
-from optigpu.ops.launch import LEAST_INPUTS, Launch, LaunchTarget, divided, padded
+from optigpu.ops.launch import (
+    LEAST_INPUTS,
+    Argument,
+    Example,
+    KernelCall,
+    Launch,
+    LaunchTarget,
+    divided,
+    padded,
+    without_memory,
+)
 
 _UNIT_BYTES = {"w3k": 16, "w4": 16, "w4k": 16, "w5": 32, "w6": 32, "w8": 32, "bf16": 64}
 """Bytes of LEAST_INPUTS inputs of an output, and up to a power of two: w3k has 12, w5 20, and w6 24."""

@@ -17,8 +17,7 @@ from optigpu.ops.decode.cuda import triton_linear as linear
 from optigpu.ops.decode.cuda.state import State
 from optigpu.ops.decode.cuda.triton_products import normed
 from optigpu.ops.decode.program import Mixture, Norm
-from optigpu.ops.kernel import Example, KernelCall, without_memory
-from optigpu.ops.launch import LaunchTarget
+from optigpu.ops.launch import Example, KernelCall, LaunchTarget, without_memory
 
 
 def add_call(

@@ -20,8 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from optigpu.bounded_folder import Bound, BoundedFolder, mark_used
-from optigpu.paths import cache_dir
+from optigpu.paths import Bound, BoundedFolder, cache_dir, mark_used
 from optigpu.surgery.places import Place
 from optigpu.techniques.decoding.native_decode.packing import (
     Packed,

@@ -15,7 +15,7 @@ from optigpu.backends.torch import operators
 from optigpu.backends.torch.device import kind_of
 from optigpu.backends.torch.operators import TorchOperatorRuntime
 from optigpu.facade.benchmark_result import MEBIBYTE, Indexed
-from optigpu.facade.functions.timing import (
+from optigpu.facade.timing import (
     device_for,
     place_name,
     require_divisible,
