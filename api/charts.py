@@ -50,8 +50,7 @@ from optigpu.report.charts.svg.plane import (
     label_width,
     whisker,
 )
-from optigpu.report.formats import Column, Grid, tabulated
-from optigpu.report.numbers import interval, short
+from optigpu.report.formats import Column, Grid, interval, short, tabulated
 from optigpu.report.rows import heading
 from optigpu.vocabulary import Better
 

@@ -21,8 +21,7 @@ from optigpu.report.charts.svg.markup import (
     title,
 )
 from optigpu.report.charts.svg.plane import LINE, TICKS_BELOW, Scale, axis, drawable, label_width, lying
-from optigpu.report.formats import Column, Grid
-from optigpu.report.numbers import short
+from optigpu.report.formats import Column, Grid, short
 from optigpu.vocabulary import Frozen, SpecError
 
 LEAST_BINS, MOST_BINS = 8, 40

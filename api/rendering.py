@@ -18,8 +18,8 @@ from starlette.types import Scope
 from optigpu import __version__
 from optigpu.documents.views import BoardName, History
 from optigpu.report.charts.svg.picture import STYLE_SHEET
+from optigpu.report.formats import short
 from optigpu.report.leaderboard import why_no_quality, workload_text
-from optigpu.report.numbers import short
 from optigpu.report.rows import heading
 from optigpu.vocabulary import METRICS, Document, harmless
 

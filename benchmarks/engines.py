@@ -39,9 +39,8 @@ from optigpu.documents.result import Attribution
 from optigpu.job.spec import JobSpec
 from optigpu.report.catalog import job_title
 from optigpu.report.charts import CHARTS, Report, write_picture
-from optigpu.report.formats import Grid, columns
+from optigpu.report.formats import NOT_VALID, Grid, columns, ratio, scaled, with_interval
 from optigpu.report.formats import markdown as grid_markdown
-from optigpu.report.numbers import NOT_VALID, ratio, scaled, with_interval
 from optigpu.report.rows import Row, heading, ladder_notes, origin_line, rows_of
 from optigpu.vocabulary import Document
 

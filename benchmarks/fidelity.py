@@ -20,7 +20,7 @@ from benchmarks.document import write
 from benchmarks.jobs import session_of
 from optigpu.child.messages import Ready, Round, RunRound
 from optigpu.conductor.processes.child import ask
-from optigpu.conductor.processes.variables import child_variables
+from optigpu.conductor.processes.confinement import child_variables
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
 from optigpu.models.reference import PRESETS

@@ -27,8 +27,7 @@ from benchmarks.load import NAME, PROGRAM, Load, Pattern, beside
 from optigpu.documents.result import Result, VerdictReason
 from optigpu.job.spec import JobSpec
 from optigpu.measure import Report, run
-from optigpu.report.formats import Grid, columns, console, terminal
-from optigpu.report.numbers import MISSING, short
+from optigpu.report.formats import MISSING, Grid, columns, console, short, terminal
 from optigpu.vocabulary import DeviceKind, OptiGPUError
 
 CORES = (0.2, 0.5, 1.0)

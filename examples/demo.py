@@ -20,7 +20,7 @@ from rich.console import Console
 from examples.service import embedded_service
 from optigpu.cli.options import parse_stack
 from optigpu.client import Client
-from optigpu.conductor.proof import prove
+from optigpu.conductor.tasks import prove
 from optigpu.documents.result import Attribution, Environment
 from optigpu.documents.views import EventView, JobView
 from optigpu.hardware import probe
@@ -30,10 +30,10 @@ from optigpu.job.spec import JobSpec
 from optigpu.models.bring import Watch, bring
 from optigpu.models.reference import TRAINED, parse_reference, preset_of
 from optigpu.paths import data_dir, without_home
-from optigpu.report.brief import WIDTH, brief_grid
 from optigpu.report.catalog import job_title
 from optigpu.report.charts import CHARTS, Report, write_picture
 from optigpu.report.formats import console, terminal
+from optigpu.report.ladder import WIDTH, brief_grid
 from optigpu.report.progress import RunProgress, ShareProgress
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import Phase

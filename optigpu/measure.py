@@ -11,14 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from optigpu.conductor.largest_batch import scale_batches
 from optigpu.conductor.preparation import needs, prepare
 from optigpu.conductor.preparation import took as prepared
 from optigpu.conductor.processes.groups import Group, measure_again
-from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
+from optigpu.conductor.processes.room import MakeMemoryRule, MemoryBudget
 from optigpu.conductor.progress import WAITING_FOR_DEVICE
 from optigpu.conductor.quiet import LOOKING
-from optigpu.conductor.search import search
+from optigpu.conductor.search import scale_batches, search
 from optigpu.conductor.session import Session, environment_for, open_session
 from optigpu.documents.events import Event, Finished, Planned, PlannedVariant, Span, VariantFinished
 from optigpu.documents.result import (

@@ -11,7 +11,7 @@ import structlog
 
 from optigpu import __version__
 from optigpu.backends import BACKENDS
-from optigpu.conductor.processes.locks import WORKER_PREFIX
+from optigpu.conductor.processes.room import WORKER_PREFIX
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.documents.selftest import SelfTestSummary
 from optigpu.documents.versions import COMPARED

@@ -12,7 +12,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from optigpu.conductor.processes.child import TASKS
-from optigpu.conductor.proof import prove
+from optigpu.conductor.tasks import prove
 from optigpu.paths import data_dir
 from optigpu.store.database import Database, Session, StoreUnavailableError, default_url
 from optigpu.store.leases import Lease

@@ -23,6 +23,7 @@ from optigpu.documents.queries import LeaderboardQuery, Text
 from optigpu.documents.views import Board, BoardName, LeaderboardPage, LeaderboardRow, Standing
 from optigpu.report.charts.fronts import DIVERGENCE, with_front
 from optigpu.report.charts.marks import Form, Interval, Mark, Panel
+from optigpu.report.formats import with_interval
 from optigpu.report.leaderboard import workload_text
 from optigpu.report.numbers import with_interval
 from optigpu.report.others import others_grid

@@ -20,7 +20,7 @@ from optigpu.documents.queries import Text
 from optigpu.hardware.catalog import HardwareKind
 from optigpu.hardware.catalog import boards as catalog
 from optigpu.report.catalog import parameters_text, technique_fact
-from optigpu.report.numbers import ratio
+from optigpu.report.formats import ratio
 from optigpu.store import devices, edge_reports, filters, queue, tallies, workers
 from optigpu.store.database import Session
 from optigpu.store.tallies import MeasuredGain

@@ -27,9 +27,9 @@ from optigpu.report.catalog import job_title
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.claims import claim_rows, measured_text
 from optigpu.report.claims import figure as printed
+from optigpu.report.formats import short
 from optigpu.report.ladder import ladder_grid
 from optigpu.report.leaderboard import change_text
-from optigpu.report.numbers import short
 from optigpu.store import jobs, leaderboard, results
 from optigpu.store.database import Session
 from optigpu.vocabulary import METRICS, Document, SpecError

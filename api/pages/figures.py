@@ -20,7 +20,7 @@ from optigpu.documents.result import Gain, MetricSummary
 from optigpu.documents.versions import current
 from optigpu.report.charts.svg.markup import element, shortened, text, text_width
 from optigpu.report.charts.svg.picture import FAMILY, png
-from optigpu.report.numbers import ratio, short, with_interval
+from optigpu.report.formats import ratio, short, with_interval
 from optigpu.report.rows import REASONS, WARNINGS, heading
 from optigpu.store import leaderboard, results
 from optigpu.vocabulary import METRICS, Document

@@ -33,8 +33,8 @@ from optigpu.documents.views import JobView, VariantView
 from optigpu.job.estimate import spoken
 from optigpu.job.measured import replay_request
 from optigpu.job.spec import Tag
-from optigpu.report.brief import brief_grid, headline
 from optigpu.report.formats import Grid
+from optigpu.report.ladder import brief_grid, headline
 from optigpu.report.rows import Row, rows_of
 from optigpu.store import events, jobs, prospects, results, workers
 from optigpu.store.database import Session

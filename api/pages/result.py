@@ -34,7 +34,7 @@ from optigpu.documents.views import Baseline, History, HistoryPoint
 from optigpu.job.measured import replay_request
 from optigpu.job.spec import JobSpec
 from optigpu.report.charts import CHARTS, Report
-from optigpu.report.numbers import short
+from optigpu.report.formats import short
 from optigpu.statistics.stored import StoredResult
 from optigpu.store import jobs, leaderboard, results
 from optigpu.store.database import Session

@@ -32,8 +32,7 @@ from optigpu.documents.devices import (
 from optigpu.documents.fields import Entry, unknown
 from optigpu.documents.queries import Text
 from optigpu.hardware.catalog import boards as catalog
-from optigpu.report.formats import Column, Grid, columns, csv_text, tabulated
-from optigpu.report.numbers import MISSING, scaled, short
+from optigpu.report.formats import MISSING, Column, Grid, columns, csv_text, scaled, short, tabulated
 from optigpu.store import edge_reports
 from optigpu.store.database import Session
 from optigpu.vocabulary import Document, Frozen

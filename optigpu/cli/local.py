@@ -269,8 +269,8 @@ def selftest(
 
     A technique that fails is not run here until the software changes. Exit status 1 if a check failed.
     """
-    from optigpu.conductor.selftest import SelfTester
     from optigpu.conductor.session import environment_for
+    from optigpu.conductor.tasks import SelfTester
     from optigpu.report.formats import console
     from optigpu.report.progress import SelfTestProgress, selftest_csv, selftest_grid
     from optigpu.selftest.kept import keep

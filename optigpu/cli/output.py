@@ -118,9 +118,8 @@ def show_job(
     document: Document, attribution: "Attribution", form: OutputFormat, *, brief: bool = False
 ) -> None:
     """Prints a job's results: `document` is {"spec", "results", "attribution"}. `brief` is of the table alone."""
-    from optigpu.report.brief import brief_grid
     from optigpu.report.catalog import job_title
-    from optigpu.report.ladder import ladder_csv, ladder_grid
+    from optigpu.report.ladder import brief_grid, ladder_csv, ladder_grid
 
     results = document["results"]
     grid_of = brief_grid if brief and form is OutputFormat.TABLE else ladder_grid

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from optigpu.child.messages import Metered, Ready, RunPeaks, RunReference
 from optigpu.conductor.processes.child import TASKS, Child, ask
-from optigpu.conductor.processes.memory_budget import HOST_SLACK
+from optigpu.conductor.processes.confinement import PATIENT, child_variables
 from optigpu.conductor.processes.residents import MOST_RESIDENT
-from optigpu.conductor.processes.variables import PATIENT, child_variables
+from optigpu.conductor.processes.room import HOST_SLACK
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.quiet import share_cpus, wait_for_quiet
 from optigpu.conductor.session import Session

@@ -15,16 +15,16 @@ import psutil
 from optigpu import paths
 from optigpu.child.messages import Assignment
 from optigpu.conductor.processes.child import Child
-from optigpu.conductor.processes.confinement import needs_network, scratch_folder
-from optigpu.conductor.processes.locks import hold, others_measure
-from optigpu.conductor.processes.memory_budget import MakeMemoryRule, MemoryBudget
-from optigpu.conductor.processes.rough import RoughLooks
-from optigpu.conductor.processes.variables import (
+from optigpu.conductor.processes.confinement import (
     PATIENT,
     child_variables,
+    needs_network,
     recorded_variables,
+    scratch_folder,
     secrets_of,
 )
+from optigpu.conductor.processes.room import MakeMemoryRule, MemoryBudget, hold, others_measure
+from optigpu.conductor.processes.rough import RoughLooks
 from optigpu.conductor.progress import NO_GUESSES, JobProgress
 from optigpu.conductor.saturation import Saturation
 from optigpu.conductor.verdicts.host_monitor import HostMonitor

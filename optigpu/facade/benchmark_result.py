@@ -11,8 +11,7 @@ from rich.console import Group
 from optigpu.documents.fields import closest, did_you_mean, require_known
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.charts.svg.picture import picture, write_picture
-from optigpu.report.formats import Grid, console, html, terminal
-from optigpu.report.numbers import short
+from optigpu.report.formats import Grid, console, html, short, terminal
 from optigpu.vocabulary import UnsupportedError
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from optigpu.facade.benchmark_result import MEBIBYTE, BenchmarkResult, Shown, frame
 from optigpu.facade.in_process import device_of, timed
-from optigpu.report.formats import Grid, columns
-from optigpu.report.numbers import MISSING, short
+from optigpu.report.formats import MISSING, Grid, columns, short
 from optigpu.statistics.intervals import ratio
 from optigpu.vocabulary import OptiGPUError, SpecError
 from optigpu.workloads.base import Workload

@@ -16,11 +16,10 @@ from optigpu.hardware import best_device
 from optigpu.job.bench import SIZES, brief
 from optigpu.paths import saying
 from optigpu.report.charts import CHARTS, Report, write_chart
-from optigpu.report.charts.baselines import CARD
-from optigpu.report.charts.baselines import claims as claims_of_the_card
+from optigpu.report.charts.variants import CARD
+from optigpu.report.charts.variants import claims as claims_of_the_card
 from optigpu.report.claims import NOT_MEASURED, figure
-from optigpu.report.formats import Grid, columns, markdown
-from optigpu.report.numbers import short, with_interval
+from optigpu.report.formats import Grid, columns, markdown, short, with_interval
 from optigpu.report.rows import origin_line
 from optigpu.vocabulary import BenchMode, Document, SpecError
 

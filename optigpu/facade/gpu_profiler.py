@@ -13,8 +13,7 @@ from optigpu.facade.benchmark_result import Shown
 from optigpu.hardware import probe
 from optigpu.hardware.catalog import Device, Dtype, find, gpu_of
 from optigpu.hardware.intensity import Kernel
-from optigpu.report.formats import Grid, columns
-from optigpu.report.numbers import MISSING, short
+from optigpu.report.formats import MISSING, Grid, columns, short
 from optigpu.vocabulary import DeviceKind, Frozen, SpecError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from optigpu.facade.benchmark_result import Shown
 from optigpu.hardware import probe
 from optigpu.hardware.catalog import Dtype, HardwareKind, card_of, devices, find
 from optigpu.hardware.kernel_plans import KernelPlan, Problem, planned, streamed_s
-from optigpu.report.formats import Grid, columns
-from optigpu.report.numbers import short
+from optigpu.report.formats import Grid, columns, short
 from optigpu.vocabulary import DeviceKind, Frozen, SpecError
 
 Operation = Literal["fused_int4_gemm", "speculative_verify"]

@@ -6,8 +6,7 @@ import statistics
 from optigpu.documents.gates import GateOutcome, GateVerdict
 from optigpu.gate.bisect import Found
 from optigpu.gate.decision import FEWEST_PAIRS
-from optigpu.report.formats import Grid, columns, markdown
-from optigpu.report.numbers import duration, short
+from optigpu.report.formats import Grid, columns, duration, markdown, short
 from optigpu.vocabulary import Better
 
 UNKNOWN = "unknown"

@@ -6,5 +6,5 @@ the operators that run whole decode steps. rates/: loops that show how fast a CP
 
 Each is C++ on a CPU with a compiler, Triton or torch's own operators on CUDA, and plain torch elsewhere. A kernel has
 its source, a Python file with its functions, and its check in the folder's selftest.py (kernel_check.py); Triton's are
-in files triton_*.py with examples of their launches (kernel.py). This file itself imports nothing.
+in files triton_*.py with examples of their launches (launch.py). This file itself imports nothing.
 """

@@ -19,9 +19,8 @@ from optigpu.models.reference import (
     bundled_config,
     bundled_parameters,
 )
-from optigpu.report.formats import Grid, columns, tabulated
+from optigpu.report.formats import MISSING, Grid, columns, short, tabulated
 from optigpu.report.leaderboard import asked_text
-from optigpu.report.numbers import MISSING, short
 from optigpu.report.rows import heading
 from optigpu.selftest import kept
 from optigpu.techniques import TECHNIQUES

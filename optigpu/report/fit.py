@@ -8,8 +8,7 @@ from optigpu.documents.manifest import ModelManifest
 from optigpu.edge.fit import Fit as FitOfBoards
 from optigpu.fit.fitting import Fit, FitOfSeveral, StackFit
 from optigpu.fit.memory import FitOfTraining, TrainingFit
-from optigpu.report.formats import Grid, columns, tabulated
-from optigpu.report.numbers import MISSING, short
+from optigpu.report.formats import MISSING, Grid, columns, short, tabulated
 
 Stack = TypeVar("Stack", bound=StackFit | TrainingFit)
 

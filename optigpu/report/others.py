@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from optigpu.documents.others import OthersFigure, OthersFile
 from optigpu.report.formats import Grid, columns
-from optigpu.report.numbers import short
+from optigpu.report.formats import short
 from optigpu.report.rows import heading
 
 

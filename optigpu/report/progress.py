@@ -20,8 +20,16 @@ from rich.text import Text
 
 from optigpu.documents.result import Environment
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfTest
-from optigpu.report.formats import Grid, columns, csv_text
-from optigpu.report.numbers import MISSING, duration, short, with_error, with_interval
+from optigpu.report.formats import (
+    MISSING,
+    Grid,
+    columns,
+    csv_text,
+    duration,
+    short,
+    with_error,
+    with_interval,
+)
 from optigpu.report.rows import heading, origin_line
 from optigpu.vocabulary import Document
 

@@ -13,7 +13,7 @@ from optigpu.documents.result import (
     VerdictReason,
     VerdictWarning,
 )
-from optigpu.report.numbers import ratio
+from optigpu.report.formats import ratio
 from optigpu.vocabulary import METRICS, Document
 
 HEADINGS = {

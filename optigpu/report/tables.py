@@ -8,8 +8,7 @@ from optigpu.job.search import is_allowed, left_out, pareto
 from optigpu.job.spec import LARGEST_BATCH
 from optigpu.measure import Report
 from optigpu.recipes.request import RecipeOutcome
-from optigpu.report.formats import Grid, columns, tabulated
-from optigpu.report.numbers import NOT_VALID, scaled, short, with_interval
+from optigpu.report.formats import NOT_VALID, Grid, columns, scaled, short, tabulated, with_interval
 from optigpu.report.rows import heading, origin_line
 from optigpu.vocabulary import Document
 

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from api.pages.jobs import TABLE_WIDTH
 from optigpu.documents.result import Attribution
-from optigpu.report.brief import brief_grid
+from optigpu.report.ladder import brief_grid
 from optigpu.vocabulary import harmless
 from tests.browser.conftest import Site
 from tests.browser.stored import EPYC, H100, HOSTILE, RIGHT_TO_LEFT, Stored, paths

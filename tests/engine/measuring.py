@@ -14,9 +14,9 @@ import torch
 from optigpu.child import replicate
 from optigpu.child.messages import ANSWER, Answer, Assignment, Ready
 from optigpu.conductor.processes.child import Child, ask
+from optigpu.conductor.processes.confinement import child_variables
 from optigpu.conductor.processes.residents import WarmUpWatch
 from optigpu.conductor.processes.rounds import Replicate, TimedRounds, audit
-from optigpu.conductor.processes.variables import child_variables
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.disturbance import Goal, Yardstick

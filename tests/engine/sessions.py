@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from optigpu.conductor.processes.memory_budget import MakeMemoryRule
+from optigpu.conductor.processes.room import MakeMemoryRule
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.session import Session
 from optigpu.documents.events import Event

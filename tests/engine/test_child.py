@@ -16,8 +16,7 @@ from optigpu.child.confined import MOST_OPEN_FILES, reach
 from optigpu.child.messages import Progress, Ready, Round, RunRound
 from optigpu.conductor.processes import child as child_module
 from optigpu.conductor.processes.child import Child
-from optigpu.conductor.processes.confinement import needs_network
-from optigpu.conductor.processes.variables import child_variables
+from optigpu.conductor.processes.confinement import child_variables, needs_network
 from optigpu.hardware.cgroup import oom_kills
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec

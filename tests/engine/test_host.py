@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from optigpu.child.connection import HIGHEST
-from optigpu.conductor.processes.locks import hold, others_measure
-from optigpu.conductor.processes.memory_budget import HOST_SLACK, RESERVE, MemoryBudget
+from optigpu.conductor.processes.room import HOST_SLACK, RESERVE, MemoryBudget, hold, others_measure
 from optigpu.documents.result import Accelerator, CpuSetup, Environment
 from optigpu.hardware.cpu import cpu_setup, node_of_each_cpu
 from optigpu.hardware.probe import probe

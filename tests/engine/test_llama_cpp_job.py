@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from optigpu.backends.ik_llama_cpp.engine import FILE_TYPES
-from optigpu.conductor.processes.variables import child_variables
+from optigpu.conductor.processes.confinement import child_variables
 from optigpu.documents.facts import TextQuality
 from optigpu.documents.result import Result
 from optigpu.engines.environments import environment_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.conductor.processes.variables import child_variables, recorded_variables
+from optigpu.conductor.processes.confinement import child_variables, recorded_variables
 from optigpu.hardware import wall_meter
 from optigpu.hardware.sensors import SensorError, Ticker
 from optigpu.hardware.wall_meter import MOST_W, STALE_S, WALL_METER, WallFile, WallReading

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from optigpu.child.messages import Metered, Ready, RunMeter
-from optigpu.conductor.largest_batch import LargestBatch, largest_batch
 from optigpu.conductor.preparation import make_references
+from optigpu.conductor.search import LargestBatch, largest_batch
 from optigpu.documents.events import Event, Finished, Planned, Progressed, VariantFinished, VariantStarted
 from optigpu.job.attribution import attribute
 from optigpu.job.measured import replay_request

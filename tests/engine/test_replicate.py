@@ -31,7 +31,7 @@ from optigpu.child.messages import (
 )
 from optigpu.child.replicate import Harness, Subject, metered
 from optigpu.conductor.processes.child import Child
-from optigpu.conductor.processes.variables import child_variables
+from optigpu.conductor.processes.confinement import child_variables
 from optigpu.documents.result import Environment
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec

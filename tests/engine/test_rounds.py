@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from optigpu.child.messages import Assignment, Ready
 from optigpu.conductor.processes import rounds
 from optigpu.conductor.processes.child import Child, ask
+from optigpu.conductor.processes.confinement import child_variables
 from optigpu.conductor.processes.residents import Residents
 from optigpu.conductor.processes.rounds import (
     LONGEST_REST_S,
@@ -23,7 +24,6 @@ from optigpu.conductor.processes.rounds import (
     TimedRounds,
     rest_of,
 )
-from optigpu.conductor.processes.variables import child_variables
 from optigpu.conductor.progress import JobProgress
 from optigpu.conductor.verdicts.disturbance import Goal, Selection, Yardstick
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostReading, HostSample

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from optigpu.conductor.processes.child import TASKS
-from optigpu.conductor.proof import PROOF_S, prove, sentence
-from optigpu.conductor.selftest import SelfTester
+from optigpu.conductor.tasks import PROOF_S, SelfTester, prove, sentence
 from optigpu.documents.result import Accelerator, Environment
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfTest
 from optigpu.hardware import probe

@@ -18,7 +18,7 @@ import pytest
 from optigpu.backends import BACKENDS
 from optigpu.child.messages import Audited, RunAudit
 from optigpu.conductor.processes.child import Child, ask
-from optigpu.conductor.verdicts.detectors import STOPPED_RATIO, STOPPED_S
+from optigpu.conductor.verdicts.contradictions import STOPPED_RATIO, STOPPED_S
 from optigpu.conductor.verdicts.host_monitor import HostMonitor, HostSample
 from optigpu.documents.result import Accelerator, VerdictReason, VerdictWarning
 from optigpu.hardware.probe import probe

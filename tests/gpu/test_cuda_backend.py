@@ -8,7 +8,7 @@ import torch
 
 from optigpu.backends.torch.applied import DecodingModel, PassModel
 from optigpu.backends.torch.device import EventClock
-from optigpu.conductor.proof import prove
+from optigpu.conductor.tasks import prove
 from optigpu.models.loading.footprint import weight_bytes
 from optigpu.surgery.host_memory import CudaLane, decoder_layers, offload
 from optigpu.techniques.base import Notes, Technique

@@ -10,7 +10,7 @@ import torch
 from optigpu.backends.torch.applied import DecodingModel, PassModel
 from optigpu.backends.torch.device import EventClock
 from optigpu.backends.torch.operators import TorchOperatorRuntime
-from optigpu.conductor.selftest import SelfTester
+from optigpu.conductor.tasks import SelfTester
 from optigpu.documents.selftest import CheckStatus
 from optigpu.hardware.gpu import job_gpu
 from optigpu.job.spec import resolve

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from optigpu.client import Client
-from optigpu.report.numbers import MISSING
+from optigpu.report.formats import MISSING
 from optigpu.vocabulary import Document
 from tests.engine.brought_kernels import HONEST
 from tests.engine.test_endpoint_quality import Model

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from optigpu.documents.result import Attribution, Rough
-from optigpu.report.brief import DISTURBED, MOST_NOTES, WIDTH, brief_grid, headline
 from optigpu.report.charts.marks import Report
 from optigpu.report.formats import terminal
+from optigpu.report.ladder import DISTURBED, MOST_NOTES, WIDTH, brief_grid, headline
 from optigpu.report.rows import rows_of
 from optigpu.vocabulary import Document, VariantStatus
 from tests.unit.made_reports import BATCHES_REPORT, LADDER_REPORT, LOADS_REPORT, MATMUL_REPORT, THREE

@@ -14,7 +14,7 @@ import stamina
 from huggingface_hub import constants
 
 from optigpu.client import Client
-from optigpu.conductor.processes.variables import child_variables
+from optigpu.conductor.processes.confinement import child_variables
 from optigpu.http_clients import (
     direct_http_client,
     http_client,

@@ -31,7 +31,7 @@ def loaded_by(*modules: str) -> set[str]:
             "optigpu.hardware",
             "optigpu.child.replicate",
             "optigpu.child.tasks",
-            "optigpu.conductor.selftest",
+            "optigpu.conductor.tasks",
             "optigpu.cli",
             "optigpu.client",
             "optigpu.report",

@@ -11,10 +11,9 @@ from optigpu.documents.events import as_document
 from optigpu.documents.result import Gain, Verdict, VerdictReason, VerdictWarning
 from optigpu.documents.views import LeaderboardPage, Standing
 from optigpu.report.catalog import model_facts, models_grid, runs_grid, technique_facts, techniques_grid
-from optigpu.report.formats import Column, Grid, csv_text, markdown, terminal
+from optigpu.report.formats import Column, Grid, csv_text, markdown, terminal, with_interval
 from optigpu.report.ladder import ladder_csv, ladder_grid
 from optigpu.report.leaderboard import leaderboard_csv, leaderboard_grid, leaderboard_grids, why_no_quality
-from optigpu.report.numbers import with_interval
 from optigpu.report.progress import RunProgress
 from optigpu.report.rows import REASONS, WARNINGS
 from optigpu.report.tables import engine_facts, engines_grid

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from optigpu.conductor.processes.locks import hold
+from optigpu.conductor.processes.room import hold
 from optigpu.conductor.session import environment_for, open_session
 from optigpu.documents.result import Accelerator
 from optigpu.documents.selftest import CheckResult, CheckStatus, SelfCheck, SelfTest, Subject

@@ -21,7 +21,7 @@ from optigpu.report.charts.svg.markup import element, escaped, shortened, text_w
 from optigpu.report.charts.svg.picture import TWO
 from optigpu.report.charts.svg.plane import SMALLEST, axis, drawable
 from optigpu.report.charts.svg.points import steps
-from optigpu.report.numbers import prefixed
+from optigpu.report.formats import prefixed
 from optigpu.vocabulary import Better, SpecError
 from tests.pages import ROOT
 from tests.unit.made_reports import BROKEN_REPORT, LADDER_REPORT

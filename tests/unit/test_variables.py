@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 import optigpu
-from optigpu.conductor.processes.confinement import temporary_folder
-from optigpu.conductor.processes.variables import child_variables, recorded_variables, secrets_of
+from optigpu.conductor.processes.confinement import (
+    child_variables,
+    recorded_variables,
+    secrets_of,
+    temporary_folder,
+)
 from optigpu.documents.fields import closest
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec, Variant

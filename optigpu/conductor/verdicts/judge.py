@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from optigpu.conductor.verdicts import contradictions, detectors, disturbance
+from optigpu.conductor.verdicts import contradictions, disturbance
 from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.disturbance import Disturbance
 from optigpu.conductor.verdicts.outside import Outside, disturbed_readings, first, from_outside, numbered
@@ -79,7 +79,7 @@ def _reasons(
         VerdictReason.QUALITY_BELOW_GATE: " ".join(filter(None, gates)),
         VerdictReason.LOSS_DIVERGED: loss_diverged(evidence),
         VerdictReason.LITTLES_LAW: unlawful_load(evidence),
-        VerdictReason.CACHED_RESULT: first(lambda each: detectors.cached(primary, each), evidence),
+        VerdictReason.CACHED_RESULT: first(lambda each: contradictions.cached(primary, each), evidence),
         VerdictReason.HARNESS_REPLACED: first(contradictions.replaced, evidence),
         **{reason: first(partial(found, variant), evidence) for reason, found in _CONTRADICTIONS.items()},
         **outside.reasons,

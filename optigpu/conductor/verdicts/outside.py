@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from optigpu.conductor.processes.rounds import MeterReading
-from optigpu.conductor.verdicts import detectors, disturbance
+from optigpu.conductor.verdicts import contradictions, disturbance
 from optigpu.conductor.verdicts.cost import MOST, RANKED_UP_TO, Evidence, bound_of, together
 from optigpu.conductor.verdicts.disturbance import Disturbance, Yardstick
 from optigpu.conductor.verdicts.host_monitor import HostSample
@@ -97,7 +97,7 @@ def _causes(evidence: Sequence[Evidence]) -> dict[RoundMark, str]:
         is_shown = each.has(RoundMark.SLOW_PROBE)
         return disturbance.slow_probe(each.samples, each.selection.yardstick) if is_shown else None
 
-    detectors: dict[RoundMark, Detector] = {
+    contradictions: dict[RoundMark, Detector] = {
         RoundMark.OTHERS: others,
         RoundMark.STEAL: stolen,
         RoundMark.QUOTA: lambda each: disturbance.quota(each.samples),
@@ -105,7 +105,7 @@ def _causes(evidence: Sequence[Evidence]) -> dict[RoundMark, str]:
         RoundMark.SLOW_PROBE: slow_probe,
         RoundMark.UNCOUNTED: lambda each: disturbance.uncounted(each.samples),
     }
-    found = {mark: first(detector, disturbed) for mark, detector in detectors.items()}
+    found = {mark: first(detector, disturbed) for mark, detector in contradictions.items()}
     return {mark: sentence for mark, sentence in found.items() if sentence}
 
 
@@ -132,11 +132,11 @@ def _own(
     """What the samples themselves show, where no reason explains it: reasons, marks, and what it can have cost."""
     if blamed:
         return {}, (), 0.0
-    stops = {each.number: stop for each in evidence if (stop := detectors.stop(each))}
+    stops = {each.number: stop for each in evidence if (stop := contradictions.stop(each))}
     nothing = None, 0.0
     stopped = first(lambda each: stops.get(each.number, nothing)[0], evidence)
     costs = [stops.get(each.number, nothing)[1] for each in evidence]
-    drift = detectors.drifted(primary, evidence)
+    drift = contradictions.drifted(primary, evidence)
     found = [(VerdictReason.INTERRUPTED, stopped, together(costs))] if stopped else []
     if drift:
         change = (

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from optigpu.documents.events import Span
 from optigpu.documents.result import Attribution, AttributionRow
-from optigpu.report.numbers import with_interval
+from optigpu.report.formats import with_interval
 from optigpu.report.rows import origin_line
 from optigpu.vocabulary import Better, Document, Frozen
 

@@ -1,11 +1,12 @@
-"""A figure of each variant: alone, below the roofs, over the loss of quality; of each precision; and of a ladder: what
-each technique bought, added to those before it, and its rungs in four panels."""
+"""A figure of each variant: alone, below the roofs, over the loss of quality, beside claims for an RTX 5090; of
+each precision; and of a ladder: what each technique bought, added to those before it, and its rungs in four panels."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple, get_args
 
-from optigpu.claims.matching import PRECISION_ALONE, has_precision
-from optigpu.claims.model import Precision
+from optigpu.claims.matching import PRECISION_ALONE, Measured, beside, from_results, has_precision
+from optigpu.claims.model import UNITS, Book, Claim, Precision, baselines
 from optigpu.documents.result import Gain
 from optigpu.documents.versions import facts_of
 from optigpu.report.charts.marks import (
@@ -30,7 +31,7 @@ from optigpu.report.charts.marks import (
     primary_of,
     reason_of,
 )
-from optigpu.report.numbers import ratio, short, with_interval
+from optigpu.report.formats import ratio, short, with_interval
 from optigpu.report.rows import heading
 from optigpu.vocabulary import METRICS, Better, Document, Role, SpecError
 
@@ -353,3 +354,60 @@ def _steps(report: Report) -> Iterator[Mark]:
                 source=sources[row.index],
             )
             before = now
+
+
+CARD = "NVIDIA GeForce RTX 5090"
+
+
+def baselines_data(report: Report) -> ChartData:
+    """Raises SpecError where no valid result is of the work of one of the baselines."""
+    measured = from_results(report.results)
+    found = [(claim, figures) for claim in claims(baselines()) if (figures := beside(claim, measured))]
+    if not found:
+        raise SpecError(
+            f"No valid result is of the work that is claimed for an {CARD}; run `optigpu run --workload matmul "
+            "--sizes 4096`, or `optigpu ladder --model preset:gpt2 --stack int8_weight_only`."
+        )
+    ids = {figure.result_id for _, figures in found for figure in figures}
+    return of_panels(
+        replace(report, title=f"Beside what is claimed for an {CARD}: {report.title}"),
+        [each for each in report.results if each["id"] in ids],
+        *(_panel(claim, figures) for claim, figures in found),
+        note=f"Pale and dotted: a claim, which OptiGPU has not measured ({found[0][0].source}). "
+        "All others were measured; lines are 95% intervals.",
+    )
+
+
+def claims(book: Book) -> list[Claim]:
+    """The published speeds of the card."""
+    speeds = ("tflops", "tokens_per_s", "latency_s")
+    return [each for each in book.claims if each.hardware == CARD and each.metric in speeds]
+
+
+def _panel(claim: Claim, figures: Sequence[Measured]) -> Panel:
+    """In the claim's unit."""
+    scale = UNITS[claim.unit]
+    better = "less" if METRICS[claim.metric].better is Better.LOWER else "more"
+    published = Mark(
+        label=f"{claim.what}, {claim.precision} (claim)",
+        value=claim.value,
+        text=f"{short(claim.value)}, claimed",
+        claimed=True,
+        source=claim.id,
+    )
+    measured = (
+        Mark(
+            label=figure.label,
+            value=figure.value / scale,
+            ci=(figure.ci[0] / scale, figure.ci[1] / scale) if figure.ci else None,
+            text=short(figure.value / scale),
+            source=figure.result_id,
+        )
+        for figure in figures
+    )
+    return Panel(
+        title=claim.what.removesuffix(", naive"),
+        form=Form.BARS,
+        axis=f"{claim.unit} ({better} is better)",
+        marks=(published, *measured),
+    )

@@ -35,7 +35,7 @@ from optigpu.report.charts.svg.plane import (
     name_of,
     whisker,
 )
-from optigpu.report.numbers import short
+from optigpu.report.formats import short
 
 MOST_ROWS = 40
 """Rows of a legible picture; the table has all."""

@@ -22,7 +22,7 @@ from optigpu.report.charts.svg.markup import (
     text,
     text_width,
 )
-from optigpu.report.numbers import prefixed, superscript
+from optigpu.report.formats import prefixed, superscript
 
 LARGEST = 1e30
 """What is beyond is not drawn: differences of larger numbers overflow."""

@@ -38,7 +38,7 @@ from optigpu.report.charts.svg.plane import (
     point,
     whisker,
 )
-from optigpu.report.numbers import short
+from optigpu.report.formats import short
 from optigpu.vocabulary import Better
 
 MOST_POINTS = 80
