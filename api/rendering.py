@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from optigpu import __version__
 from optigpu.documents.views import BoardName, History
-from optigpu.report.charts.svg.picture import STYLE_SHEET
+from optigpu.report.charts.svg import STYLE_SHEET
 from optigpu.report.formats import short
 from optigpu.report.leaderboard import why_no_quality, workload_text
 from optigpu.report.rows import heading

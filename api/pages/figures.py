@@ -18,8 +18,8 @@ from api.rendering import EXPORT_POLICY, metric_heading, variant_line
 from api.service import ServiceDep
 from optigpu.documents.result import Gain, MetricSummary
 from optigpu.documents.versions import current
+from optigpu.report.charts.svg import FAMILY, png
 from optigpu.report.charts.svg.markup import element, shortened, text, text_width
-from optigpu.report.charts.svg.picture import FAMILY, png
 from optigpu.report.formats import ratio, short, with_interval
 from optigpu.report.rows import REASONS, WARNINGS, heading
 from optigpu.store import leaderboard, results
@@ -46,8 +46,10 @@ class FigureText:
 
 def speedup_text(baseline: MetricSummary, candidate: MetricSummary | Document) -> FigureText | None:
     """`23.1x` and its interval; None where there is no ratio. A candidate may be a summary as it was stored."""
-    from optigpu.statistics.compare import speedup  # here, because it loads numpy
-    from optigpu.statistics.stored import StoredSummary
+    from optigpu.statistics.compare import (
+        StoredSummary,
+        speedup,  # here, because it loads numpy
+    )
 
     found = speedup(
         *(StoredSummary.model_validate(side, from_attributes=True) for side in (baseline, candidate))

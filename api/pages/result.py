@@ -35,7 +35,7 @@ from optigpu.job.measured import replay_request
 from optigpu.job.spec import JobSpec
 from optigpu.report.charts import CHARTS, Report
 from optigpu.report.formats import short
-from optigpu.statistics.stored import StoredResult
+from optigpu.statistics.compare import StoredResult
 from optigpu.store import jobs, leaderboard, results
 from optigpu.store.database import Session
 from optigpu.vocabulary import METRICS, Document, NotFoundError, SpecError

@@ -10,7 +10,7 @@ from rich.console import Group
 
 from optigpu.documents.fields import closest, did_you_mean, require_known
 from optigpu.report.charts import CHARTS, Report
-from optigpu.report.charts.svg.picture import picture, write_picture
+from optigpu.report.charts.svg import picture, write_picture
 from optigpu.report.formats import Grid, console, html, short, terminal
 from optigpu.vocabulary import UnsupportedError
 

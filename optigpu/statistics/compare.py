@@ -1,9 +1,10 @@
 """Compares two results, as they were stored: each metric's ratio, its 95% interval, and whether the difference is real.
 
-Only summaries are read, never samples, so that a service can compare on every request. An interval comes from what both
-sides have, the first of: parts of the same text, processes that were measured side by side (both in pairs), several
-processes, or the two values' own intervals. Where turns say the ratio of each pair of processes, the ratio is the mean
-of these, and not that of the two values. What is counted and not measured (COUNTED_METRICS) is compared exactly.
+Only summaries are read, never samples, so that a service can compare on every request; whatever else a result holds is
+ignored. An interval comes from what both sides have, the first of: parts of the same text, processes that were measured
+side by side (both in pairs), several processes, or the two values' own intervals. Where turns say the ratio of each
+pair of processes, the ratio is the mean of these, and not that of the two values. What is counted and not measured
+(COUNTED_METRICS) is compared exactly.
 
 Two results are equivalent if two one-sided tests at 5% say that their ratio is within the margin (Schuirmann, A
 Comparison of the Two One-Sided Tests Procedure and the Power Approach, 1987), that is, if the 90% interval is; else
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from optigpu.documents.versions import current
 from optigpu.documents.views import ComparedResult, Comparison, Decision, Difference, MetricComparison
@@ -30,8 +31,127 @@ from optigpu.statistics.estimates import (
     t_quantile,
 )
 from optigpu.statistics.intervals import comparable
-from optigpu.statistics.stored import StoredResult, StoredSummary
-from optigpu.vocabulary import COUNTED_METRICS, Better, Document, OptiGPUError, canonical_json
+from optigpu.vocabulary import COUNTED_METRICS, Better, Document, Frozen, OptiGPUError, canonical_json
+
+
+class _Read(Frozen):
+    """A part of a document of an older or newer version."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class StoredSummary(_Read):
+    unit: str
+    better: Better
+    value: float | None
+    ci: tuple[float, float] | None = None
+    freedom: float | None = None
+    replicates: int = 0
+    per_replicate: tuple[float, ...] = ()
+    # How many times the figure of each variant that was side by side this one is, process by process.
+    beside: dict[int, tuple[float, ...]] = Field(default_factory=dict)
+    reason: str | None = None
+    # How far `ci` was widened towards the undisturbed side; None where that has no bound.
+    cost_bound: float | None = 0.0
+
+    @property
+    def disturbance(self) -> float:
+        """The undisturbed value is between the value and so many times the value."""
+        left = 1 - (self.cost_bound or 0.0)
+        return left if self.better is Better.LOWER else 1 / left
+
+    @property
+    def measured_ci(self) -> tuple[float, float] | None:
+        if self.ci is None:
+            return None
+        low, high = self.ci
+        return (
+            (low / self.disturbance, high) if self.better is Better.LOWER else (low, high / self.disturbance)
+        )
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        return (*self.per_replicate, *(() if self.value is None else (self.value,)))
+
+
+class StoredVariant(_Read):
+    index: int | None = None
+    label: str
+    workload: dict[str, object]
+    model: str | None
+    workload_digest: str
+    primary_metric: str
+
+
+class StoredVerdict(_Read):
+    valid: bool
+    reasons: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class StoredEnvironment(_Read):
+    hardware_class: str
+
+
+class StoredProvenance(_Read):
+    spec_digest: str | None = None
+    weight_hash: str | None = None
+
+
+class StoredQuality(_Read):
+    """On what text quality was measured, and how far its figures move without a part of it."""
+
+    tokens_sha256: str | None = None
+    without_part: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+
+
+class StoredFacts(_Read):
+    quality: StoredQuality | None = None
+    side_by_side: tuple[int, ...] = ()
+
+
+class StoredResult(_Read):
+    id: str
+    job_id: str | None = None
+    source: str = "worker"
+    variant: StoredVariant
+    verdict: StoredVerdict
+    metrics: dict[str, StoredSummary]
+    environment: StoredEnvironment
+    provenance: StoredProvenance | None = None
+    facts: StoredFacts = StoredFacts()
+
+    @property
+    def text(self) -> str | None:
+        return self.facts.quality.tokens_sha256 if self.facts.quality else None
+
+    @property
+    def weights(self) -> str:
+        return (self.provenance and self.provenance.weight_hash) or "not recorded"
+
+    @property
+    def spec_digest(self) -> str | None:
+        return self.provenance.spec_digest if self.provenance else None
+
+    def without_part(self, name: str) -> tuple[float, ...]:
+        """A quality figure without one part of its text after the other; empty if it has none."""
+        return self.facts.quality.without_part.get(name, ()) if self.facts.quality else ()
+
+    def factors_over(self, name: str, other: "StoredResult") -> tuple[float, ...]:
+        """How many times the other's figure this one is, process by process; empty where turns do not say."""
+        index = other.variant.index
+        return (
+            self.metrics[name].beside.get(index, ()) if index is not None and self.was_beside(other) else ()
+        )
+
+    def was_beside(self, other: "StoredResult") -> bool:
+        """Whether the two are variants of one job whose processes took turns, replicate by replicate."""
+        mine, its = self.variant.index, other.variant.index
+        same_job = (self.job_id, self.spec_digest) == (other.job_id, other.spec_digest)
+        return (
+            same_job and mine != its and mine in other.facts.side_by_side and its in self.facts.side_by_side
+        )
+
 
 DIFFERENCES = ("perplexity_delta", "accuracy_loss_percent")
 """What is a difference from fp32 already, and may have either sign."""

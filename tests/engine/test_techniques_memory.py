@@ -14,7 +14,7 @@ from optigpu.backends.torch.applied import DecodingModel
 from optigpu.backends.torch.kv_caches import new_cache
 from optigpu.documents.facts import Footprint, RunFacts
 from optigpu.models.loading.footprint import footprint_of
-from optigpu.roofline import work_of
+from optigpu.roofline.work import work_of
 from optigpu.techniques import TECHNIQUES
 from optigpu.techniques.base import CacheOptions, Notes, Phase, Step, Technique
 from optigpu.techniques.compilation.torch_compile import TorchCompile

@@ -17,7 +17,7 @@ from optigpu.cli import app
 from optigpu.report.catalog import combined
 from optigpu.report.charts import CHARTS, Report, write_charts
 from optigpu.report.charts.marks import ChartData, Form, Mark
-from optigpu.report.charts.svg.picture import picture, write_picture
+from optigpu.report.charts.svg import picture, write_picture
 from optigpu.report.charts.variants import rungs_of
 from optigpu.vocabulary import OptiGPUError, SpecError
 from tests.unit.made_reports import (

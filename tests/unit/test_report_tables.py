@@ -13,9 +13,8 @@ from optigpu.report.catalog import environment_grid
 from optigpu.report.formats import Grid
 from optigpu.report.ladder import ladder_grid
 from optigpu.report.leaderboard import comparison_grid, workload_text
-from optigpu.statistics.compare import compare, speedup
+from optigpu.statistics.compare import StoredSummary, compare, speedup
 from optigpu.statistics.estimates import compared, unsurpassed
-from optigpu.statistics.stored import StoredSummary
 from optigpu.vocabulary import Better, Role
 from optigpu.workloads import WORKLOADS
 from tests.known import known

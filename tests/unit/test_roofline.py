@@ -22,9 +22,8 @@ from optigpu.documents.peaks import Bound, Peaks, ReadRate
 from optigpu.hardware.catalog import Device, find
 from optigpu.models.described import facts_of, known_facts, packaged
 from optigpu.models.reference import parse_reference
-from optigpu.roofline import Roofline, roofline_of, work_of
-from optigpu.roofline.roofs import NO_PEAKS
-from optigpu.roofline.work import decode_step, prefill
+from optigpu.roofline import NO_PEAKS, Roofline, roofline_of
+from optigpu.roofline.work import decode_step, prefill, work_of
 from optigpu.vocabulary import DeviceKind
 from optigpu.workloads.attention import Attention
 from optigpu.workloads.base import DecodeShape, OperatorShape, Workload

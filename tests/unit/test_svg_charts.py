@@ -15,10 +15,9 @@ from api.pages.board import AXES, front_panel, speed_axis
 from optigpu.documents.views import LevelChange
 from optigpu.report.charts import CHARTS
 from optigpu.report.charts.marks import Form, Interval, Mark, Panel, Report, Roof
-from optigpu.report.charts.svg import PANELS
+from optigpu.report.charts.svg import PANELS, TWO
 from optigpu.report.charts.svg.labels import Box, Wanted, around, placed
 from optigpu.report.charts.svg.markup import element, escaped, shortened, text_width
-from optigpu.report.charts.svg.picture import TWO
 from optigpu.report.charts.svg.plane import SMALLEST, axis, drawable
 from optigpu.report.charts.svg.points import steps
 from optigpu.report.formats import prefixed

@@ -10,8 +10,8 @@ from optigpu.conductor.verdicts.cost import Evidence
 from optigpu.conductor.verdicts.disturbance import Selection, Yardstick
 from optigpu.documents.result import Measurement, MetricSummary, Result, Verdict
 from optigpu.documents.rounds import RoundRecord
+from optigpu.statistics.compare import StoredResult
 from optigpu.statistics.intervals import summarise
-from optigpu.statistics.stored import StoredResult
 from optigpu.statistics.within import Timed, ratio_of_turns
 from optigpu.vocabulary import DeviceKind, Role
 from tests.unit.made_replicates import QUIET, Array, replicate

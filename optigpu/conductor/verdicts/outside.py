@@ -97,7 +97,7 @@ def _causes(evidence: Sequence[Evidence]) -> dict[RoundMark, str]:
         is_shown = each.has(RoundMark.SLOW_PROBE)
         return disturbance.slow_probe(each.samples, each.selection.yardstick) if is_shown else None
 
-    contradictions: dict[RoundMark, Detector] = {
+    detectors: dict[RoundMark, Detector] = {
         RoundMark.OTHERS: others,
         RoundMark.STEAL: stolen,
         RoundMark.QUOTA: lambda each: disturbance.quota(each.samples),
@@ -105,7 +105,7 @@ def _causes(evidence: Sequence[Evidence]) -> dict[RoundMark, str]:
         RoundMark.SLOW_PROBE: slow_probe,
         RoundMark.UNCOUNTED: lambda each: disturbance.uncounted(each.samples),
     }
-    found = {mark: first(detector, disturbed) for mark, detector in contradictions.items()}
+    found = {mark: first(detector, disturbed) for mark, detector in detectors.items()}
     return {mark: sentence for mark, sentence in found.items() if sentence}
 
 

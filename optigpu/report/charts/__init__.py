@@ -7,7 +7,7 @@ from typing import NamedTuple
 from optigpu.paths import saying
 from optigpu.report.charts.fronts import batches_data, bits_data, lengths_data, loads_data, pareto_data
 from optigpu.report.charts.marks import ChartData, Report
-from optigpu.report.charts.svg.picture import SUFFIXES, write_picture
+from optigpu.report.charts.svg import SUFFIXES, write_picture
 from optigpu.report.charts.timeline import timeline_data
 from optigpu.report.charts.variants import (
     baselines_data,
