@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from optigpu.child.messages import Metered
-from optigpu.conductor.processes.rough import REQUESTS_DIFFER, RoughLooks
+from optigpu.conductor.session import REQUESTS_DIFFER, RoughLooks
 from optigpu.documents.events import RoughlyMeasured
 from optigpu.job.plan import variants_of
 from optigpu.job.spec import JobSpec
