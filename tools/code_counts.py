@@ -45,7 +45,7 @@ class Sizes:
 
 
 BOUNDS = Counts(inner_imports=15, any_types=349, type_ignores=15, cached_classes=0)
-LARGEST = Sizes(files=1350, optigpu_lines=85100, tests_lines=71900, benchmarks_lines=6930)
+LARGEST = Sizes(files=1312, optigpu_lines=85000, tests_lines=71900, benchmarks_lines=6930)
 Counted = TypeVar("Counted", Counts, Sizes)
 
 

@@ -25,7 +25,6 @@ from optigpu.report.charts.fronts import DIVERGENCE, with_front
 from optigpu.report.charts.marks import Form, Interval, Mark, Panel
 from optigpu.report.formats import with_interval
 from optigpu.report.leaderboard import workload_text
-from optigpu.report.numbers import with_interval
 from optigpu.report.others import others_grid
 from optigpu.report.rows import heading
 from optigpu.store import filters, leaderboard

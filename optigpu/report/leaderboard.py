@@ -15,10 +15,8 @@ from optigpu.documents.views import (
     MetricComparison,
     Standing,
 )
-from optigpu.report.formats import Column, Grid, columns, csv_text
-from optigpu.report.numbers import MISSING, NOT_VALID, short, with_interval
-from optigpu.report.others import others_grid
 from optigpu.report.formats import MISSING, NOT_VALID, Column, Grid, columns, csv_text, short, with_interval
+from optigpu.report.others import others_grid
 from optigpu.report.rows import HEADINGS, WARNINGS, heading
 from optigpu.vocabulary import Document, Task
 from optigpu.workloads import WORKLOADS

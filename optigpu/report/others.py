@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from optigpu.documents.others import OthersFigure, OthersFile
-from optigpu.report.formats import Grid, columns
-from optigpu.report.formats import short
+from optigpu.report.formats import Grid, columns, short
 from optigpu.report.rows import heading
 
 
