@@ -564,7 +564,7 @@ class OthersRow(Base, table="measured_by_others"):
     id: Mapped[Identifier] = mapped_column(primary_key=True)
     digest: Mapped[Digest] = mapped_column(String(64), unique=True)
     imported_at: Mapped[datetime]
-    document: Mapped[dict[str, Any]]
+    document: Mapped[dict[str, object]] = mapped_column(Document)
 
 
 class EdgeModel(Base, table="edge_models"):
