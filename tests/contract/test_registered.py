@@ -26,7 +26,7 @@ from optigpu.workloads.generate import Generate
 from tools.reference_pages import metrics_page, techniques_page
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_PARTS = {"__init__", "base"}
+NOT_PARTS = {"requests", "__init__", "base"}
 
 
 def parts(folder: str, pattern: str) -> list[Path]:
@@ -193,7 +193,7 @@ EXCEPTIONS = {
     "backends/llama_cpp/gguf_tokenizer.py": "llama.cpp calls kinds of tokenizers so",
     "techniques/decoding/native_decode/families.py": "the roles of modules, of more families than others know",
     "surgery/fused_blocks.py": "rewrites the forward functions of blocks, by the table's `forwards`",
-    "techniques/kernels/fused_qkv/attention.py": "rewrites those of attentions, by the same",
+    "surgery/fused_modules.py": "rewrites those of attentions, by the same",
 }
 """Files that name a family beside the table, and why."""
 
