@@ -169,10 +169,7 @@ def _optimum_parts(document: object) -> Iterator[Part]:
     spread: Statistics = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
     memory = Counted("host_peak_bytes", "memory.max_ram", WHOLE, None)
     known = {
-        "prefill": (
-            Counted("ttft_s", "latency.{}", spread, None),
-            Counted("prefill_tokens_per_s", "throughput.value", WHOLE, None),
-        ),
+        "prefill": (Counted("ttft_s", "latency.{}", spread, None),),
         "decode": (Counted("tokens_per_s", "throughput.value", WHOLE, None),),
         "per_token": (
             Counted("tpot_s", "latency.{}", spread, None, "of each token by itself, ours of each request"),
@@ -181,11 +178,11 @@ def _optimum_parts(document: object) -> Iterator[Part]:
     }
     report = at(document, "report") or document
     for name, target in report.items() if isinstance(report, Mapping) else ():
-        measured = {kind: at(target, kind) for kind in ("latency", "throughput", "memory", "energy")}
-        measured = {kind: value for kind, value in measured.items() if isinstance(value, Mapping)}
-        if measured:
-            counted = (*known.get(name, ()), *([memory] if "memory" in measured and name in known else ()))
-            yield Part(name, measured, counted)
+        found = {kind: at(target, kind) for kind in ("latency", "throughput", "memory", "energy")}
+        measured = {kind: value for kind, value in found.items() if isinstance(value, Mapping)}
+        counted = (*known.get(name, ()), *([memory] if "memory" in measured and name in known else ()))
+        others = {"throughput": "samples over the latency"} if name in ("prefill", "generate") else {}
+        yield Part(name, measured, counted, others, f"{name}.")
 
 
 def _lm_eval_parts(document: object) -> Iterator[Part]:
@@ -195,12 +192,16 @@ def _lm_eval_parts(document: object) -> Iterator[Part]:
             continue
         shots = text(document, f"n-shot.{task}")
         label = f"{task}, {shots} shots" if shots else task
-        filters = [name.partition(",")[2] for name in figures if name.startswith("acc,")]
-        counted = tuple(
-            Counted("accuracy", f"acc,{name}", WHOLE, differs="by the sum of an ending's log-probabilities")
-            for name in filters
-        )
-        yield Part(label, figures, counted)
+        filters = [name.removeprefix("acc,") for name in figures if name.startswith("acc,")]
+        summed = "by the sum of an ending's log-probabilities, ours by their mean over its characters"
+        counted, others = [], {}
+        for name in filters:
+            if f"acc_norm,{name}" in figures:
+                counted.append(Counted("accuracy", f"acc_norm,{name}", WHOLE))
+                others[f"acc,{name}"] = summed
+            else:
+                counted.append(Counted("accuracy", f"acc,{name}", WHOLE, differs=summed))
+        yield Part(label, figures, tuple(counted), others, f"{task}.")
 
 
 def _has(*paths: str) -> Callable[[object], bool]:

@@ -20,7 +20,6 @@ UNITS: Mapping[str, float] = MappingProxyType(
         "GB": 1e9,
         "tokens/s": 1.0,
         "tokens/sec": 1.0,
-        "samples/s": 1.0,
         "requests/s": 1.0,
         "requests/sec": 1.0,
     }
@@ -46,12 +45,14 @@ class Counted:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a file that becomes a row. `others` says of figures why they are none of ours."""
+    """A part of a file that becomes a row. `others` says of figures why they are none of ours; `place` stands before
+    their names, where several parts have the same ones."""
 
     label: str
     document: Object
     counted: tuple[Counted, ...]
     others: Mapping[str, str] = field(default_factory=dict)
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,14 @@ def _row(part: Part, left_out: dict[str, str]) -> OthersRow | None:
             known.add(path.partition(".")[0])
             found = _figure(part.document, counted, path)
             if isinstance(found, str):
-                left_out[path] = found
+                left_out[part.place + path] = found
             else:
-                named = {"statistic": statistic, "named": path, "differs": counted.differs}
+                named = {"statistic": statistic, "named": part.place + path, "differs": counted.differs}
                 figures.append(
                     OthersFigure.model_validate({"metric": counted.metric, "value": found, **named})
                 )
     present = {name for name, value in part.document.items() if _has_number(value)}
-    left_out |= {name: part.others.get(name, NO_METRIC) for name in present - known}
+    left_out |= {part.place + name: part.others.get(name, NO_METRIC) for name in present - known}
     return OthersRow(label=line(part.label), figures=tuple(figures)) if figures else None
 
 

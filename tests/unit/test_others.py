@@ -29,7 +29,7 @@ FIGURES = [
     ("optimum-benchmark", "ttft_s", "mean", "report.prefill.latency.mean", 1.0),
     ("optimum-benchmark", "tokens_per_s", "whole", "report.decode.throughput.value", 1.0),
     ("optimum-benchmark", "host_peak_bytes", "whole", "report.prefill.memory.max_ram", 1e6),
-    ("lm-evaluation-harness", "accuracy", "whole", "results.hellaswag_40.acc,none", 1.0),
+    ("lm-evaluation-harness", "accuracy", "whole", "results.hellaswag_40.acc_norm,none", 1.0),
 ]
 VERSIONS = {
     "GuideLLM": "0.8.1",
