@@ -24,7 +24,7 @@ from optigpu.vocabulary import UnsupportedError, unsupported
 WARM_UPS = 3
 """Runs before the recording: libraries choose their kernels and allocate their workspaces in the first ones."""
 
-Recorder = Callable[[Callable[[], Any], Callable[[], None]], tuple[Callable[[], None], Any]]
+Recorder = Callable[[Callable[[], object], Callable[[], None]], tuple[Callable[[], None], Any]]
 """`replay, outputs = record(run, undo)`: records what `run` does without doing it; each replay writes `outputs` anew.
 
 `undo` takes back what a call of `run` before the recording did.
@@ -65,7 +65,7 @@ class Replayed:
         self._inputs = [argument.clone() for argument in inputs]
         kept = [(tensor, tensor.clone()) for tensor in (cache_tensors(cache) if cache is not None else ())]
 
-        def run() -> Any:
+        def run() -> object:
             return self._run(*self._inputs, *(() if cache is None else (cache,)))
 
         def undo() -> None:
@@ -77,7 +77,7 @@ class Replayed:
         return replay
 
 
-def record_cuda_graph(run: Callable[[], Any], undo: Callable[[], None]) -> tuple[Callable[[], None], Any]:
+def record_cuda_graph(run: Callable[[], object], undo: Callable[[], None]) -> tuple[Callable[[], None], Any]:
     """Warms up on a separate stream, as recording wants it, and records.
 
     Raises UnsupportedError where an operation cannot be recorded: it waits for the device, or reads the host's memory.
