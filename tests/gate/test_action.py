@@ -4,6 +4,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS = ACTION["runs"]["steps"]
 NEW_BRANCH = "0" * 40
 """What GitHub says was there before the first push to a branch."""
+NOT_STARTED = "a broken installation"
 IMPORTED = """
 import sys, optigpu.cli.gate, optigpu.gate.comment, optigpu.gate.bisect, optigpu.report.progress
 print(*{name.partition(".")[0] for name in sys.modules})
@@ -34,11 +38,34 @@ def test_each_input_is_used_and_none_is_written_into_the_shell() -> None:
     )
 
 
-def test_the_gate_loads_none_of_the_packages_that_the_action_leaves_out() -> None:
+def needed(names: Iterable[str]) -> set[str]:
+    """These packages and what they need, as far as it is installed."""
+    found, ahead = set[str](), [*names]
+    while ahead:
+        name = ahead.pop().lower().replace("_", "-")
+        if name not in found:
+            found.add(name)
+            with suppress(PackageNotFoundError):
+                lines = [line for line in requires(name) or () if "extra ==" not in line]
+                ahead += [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines]
+    return found
+
+
+def test_the_gate_loads_no_package_that_the_action_leaves_out() -> None:
     done = subprocess.run(
         [sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    assert {"torch", "transformers", "sqlalchemy", "httpx", "gguf"}.isdisjoint(done.stdout.split())
+    (listed,) = re.findall(r"^ +(filelock .*) \$\{URL", STEPS[0]["run"], re.MULTILINE)
+    installed, of = needed(listed.split()), packages_distributions()
+    loaded = {
+        name: of[name] for name in done.stdout.split() if name in of and name != "optigpu" and name[0] != "_"
+    }
+    assert len(loaded) > 5
+    assert not {
+        name
+        for name, owners in loaded.items()
+        if not {each.lower().replace("_", "-") for each in owners} & installed
+    }
 
 
 @pytest.mark.parametrize(
@@ -49,6 +76,7 @@ def test_the_gate_loads_none_of_the_packages_that_the_action_leaves_out() -> Non
         ("sleep 2; echo 80", 0, "cannot say"),
         ("", 3, ""),
         (NEW_BRANCH, 3, ""),
+        (NOT_STARTED, 3, ""),
     ],
 )
 def test_the_main_step_is_red_for_worse_and_for_errors(
@@ -58,7 +86,8 @@ def test_the_main_step_is_red_for_worse_and_for_errors(
     commit(project, script, "head")
     program = tmp_path / "optigpu" / "bin" / "optigpu"
     program.parent.mkdir(parents=True)
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m optigpu "$@"\n')
+    module = "optigpu" if script != NOT_STARTED else "no_such_module"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
     program.chmod(0o755)
     summary, outputs = tmp_path / "summary.md", tmp_path / "outputs"
     given = {"BASE": base, "HEAD": "HEAD", "COMMAND": "sh speed", "METRIC": "tokens/s", "WORSE_THAN": "3%"}
