@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from optigpu.child.connection import broken
+from optigpu.child.harness import Harness
 from optigpu.child.messages import (
     Answer,
     Assignment,
@@ -29,7 +30,7 @@ from optigpu.child.messages import (
     RunRound,
     Started,
 )
-from optigpu.child.replicate import Harness, Subject, metered
+from optigpu.child.replicate import Subject, metered
 from optigpu.conductor.processes.child import Child
 from optigpu.conductor.processes.confinement import child_variables
 from optigpu.documents.result import Environment
