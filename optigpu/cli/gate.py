@@ -28,8 +28,6 @@ ERROR = 3
 USAGE = 2
 STOPPED = "Stopped, and nothing was decided."
 LARGEST_LIMIT = 0.5
-MOST_CHARACTERS = 200
-"""Of a series' name."""
 SHOWN_GATES = 20
 
 
@@ -99,6 +97,7 @@ def gate(
     It prints a comment in Markdown. Exit status: 0 no worse than the limit, 1 worse, 2 it cannot be said in the time,
     3 any error, 130 interrupted.
     """
+    from optigpu.documents.gates import LONGEST_SERIES
     from optigpu.gate.comment import comment
     from optigpu.gate.turns import compare
     from optigpu.report.formats import console
@@ -142,7 +141,7 @@ def gate(
     if service is not None:
         _keep(
             service,
-            series or f"{command or head_command or head_wheel}, {outcome.metric}"[:MOST_CHARACTERS],
+            series or f"{command or head_command or head_wheel}, {outcome.metric}"[:LONGEST_SERIES],
             outcome,
         )
     raise typer.Exit(outcome.exit_status)

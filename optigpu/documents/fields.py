@@ -280,7 +280,7 @@ _NOT_READ = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}
 
 def read_json(path: Path) -> object:
     """What the file holds. Raises SpecError, in one sentence, if it cannot be read or is not JSON."""
-    content = _read(path)
+    content = read_bytes(path)
     try:
         return parse_json(content, str(path))
     except SpecError as error:
@@ -291,12 +291,13 @@ def read_json(path: Path) -> object:
 def read_text(path: Path) -> str:
     """Raises SpecError, in one sentence, if the file cannot be read or is not UTF-8."""
     try:
-        return _read(path).decode()
+        return read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise SpecError(f"{path} is not UTF-8 at byte {error.start}.") from None
 
 
-def _read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """Raises SpecError, in one sentence, if the file cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -8,7 +8,10 @@ from pydantic import Field
 
 from optigpu.vocabulary import Better, Frozen
 
-Series = Annotated[str, Field(min_length=1, max_length=200, description="What its gates have in common.")]
+LONGEST_SERIES = 200
+Series = Annotated[
+    str, Field(min_length=1, max_length=LONGEST_SERIES, description="What its gates have in common.")
+]
 Figures = tuple[float, ...]
 MOST_PAIRS = 1000
 

@@ -5,7 +5,8 @@ Source: Reddi et al., MLPerf Inference Benchmark, 2019, arXiv:1911.02549. `close
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -167,21 +168,15 @@ def read_trace(text: str) -> tuple[Query, ...]:
     Mooncake's, GuideLLM's or ShareGPT's, the last also as one array. Empty lines are passed over. Raises SpecError that
     names the first line that is not one."""
     queries: list[Query] = []
-    for number, line in enumerate(_lines(text), 1):
-        if not line.strip():
-            continue
-        try:
-            parsed = parse_json(line.encode(errors="surrogatepass"), "it")
-            kind = _kind_of(parsed)
+    for number, line in _lines(text):
+        with _naming(number):
+            kind = _kind_of(line)
             with refusing(kind):
-                read = kind.model_validate(parsed)
+                read = kind.model_validate(line)
             if isinstance(read, ShareGPTLine):
                 queries += read.turns(len(queries))
                 continue
             query = read.query(len(queries))
-        except SpecError as error:
-            why = "; ".join(str(error).splitlines())
-            raise SpecError(f"line {number} of the trace is wrong: {why}") from None
         if queries and query.arrival_s < queries[-1].arrival_s:
             raise SpecError(
                 f"line {number} of the trace arrives at {query.arrival_s:g} s, before the line above it at "
@@ -196,12 +191,27 @@ def read_trace(text: str) -> tuple[Query, ...]:
     return tuple(queries)
 
 
-def _lines(text: str) -> Sequence[str]:
-    """One for each element where the text is an array."""
-    if not text.lstrip().startswith("["):
-        return text.splitlines()
-    whole = parse_json(text.encode(errors="surrogatepass"), "the trace")
-    return [json.dumps(each) for each in whole] if isinstance(whole, list) else []
+def _lines(text: str) -> Iterator[tuple[int, object]]:
+    """What each line holds, or each element where the text is an array, with its number from 1."""
+    if text.lstrip().startswith("["):
+        whole = parse_json(text.encode(errors="surrogatepass"), "the trace")
+        yield from enumerate(whole if isinstance(whole, list) else (), 1)
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            with _naming(number):
+                parsed = parse_json(line.encode(errors="surrogatepass"), "it")
+            yield number, parsed
+
+
+@contextmanager
+def _naming(number: int) -> Iterator[None]:
+    """Errors in the block name the line."""
+    try:
+        yield
+    except SpecError as error:
+        why = "; ".join(str(error).splitlines())
+        raise SpecError(f"line {number} of the trace is wrong: {why}") from None
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from optigpu.documents.fields import parse_json
+from optigpu.documents.fields import parse_json, read_bytes
 from optigpu.documents.others import OthersFile, Statistic
 from optigpu.others.reading import About, Counted, Format, Part, at, moment, objects, text
-from optigpu.vocabulary import SpecError
 
 Statistics = Mapping[Statistic, str]
 WHOLE: Statistics = MappingProxyType({"whole": ""})
@@ -286,10 +285,7 @@ FORMATS = (
 def read(path: Path) -> OthersFile | None:
     """What the file of another tool holds; None for a file that is none of them. Raises SpecError if it cannot be read,
     or has no figure that is one of ours."""
-    try:
-        document = parse_json(path.read_bytes(), str(path), strict=False)
-    except OSError as error:
-        raise SpecError(f"{path} cannot be read: {error.strerror}.") from error
+    document = parse_json(read_bytes(path), str(path), strict=False)
     for known in FORMATS:
         if known.begins(document):
             return known.read(document)
